@@ -1,0 +1,124 @@
+"""Files that are whole or absent: everything the project writes goes to a temporary name first and is renamed when complete."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from turbogr.errors import UserError
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A temporary folder beside `target` that becomes `target` when the block ends well, and vanishes when it does not.
+
+    A process that is killed leaves at most a `.partial-*` folder beside the target, which the next call removes.
+    """
+    if target.exists() and not overwrite:
+        raise UserError(f"{target} exists already: choose another place or pass --overwrite.")
+    with said_where(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-{os.getpid()}-", dir=target.parent))
+        partial.chmod(0o755)
+        try:
+            yield partial
+            _sync_tree(partial)
+            replace_folder(partial, target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+def replace_folder(source: Path, target: Path) -> None:
+    """Rename `source` to `target`, moving an old `target` aside first and removing it afterwards."""
+    if target.exists():
+        aside = target.with_name(f".{target.name}.partial-{os.getpid()}-old")
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(target, aside)
+        os.rename(source, target)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        os.rename(source, target)
+    _sync_folder(target.parent)
+
+
+@contextlib.contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A temporary path beside `target` that replaces `target` when the block ends well."""
+    with said_where(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.partial-", dir=target.parent)
+        os.close(handle)
+        partial = Path(name)
+        partial.chmod(0o644)
+        try:
+            yield partial
+            with partial.open("rb+") as stream:
+                os.fsync(stream.fileno())
+            os.replace(partial, target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def write_json(target: Path, value: Any) -> None:
+    with whole_file(target) as partial:
+        partial.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}): it was damaged or is another kind of file.") from None
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def said_where(target: Path) -> Iterator[None]:
+    """Turn a full disk or a refused folder into one sentence that names the place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise UserError(f"No space left while writing {target}: free some or choose another disk.") from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise UserError(f"{target} may not be written ({os.strerror(error.errno)}): choose another place.") from error
+        raise
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove `.partial-PID-*` folders of processes that no longer live."""
+    for leftover in target.parent.glob(f".{target.name}.partial-*"):
+        owner = leftover.name.removeprefix(f".{target.name}.partial-").split("-")[0]
+        if leftover.is_dir() and owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb+") as stream:
+                os.fsync(stream.fileno())
+    _sync_folder(folder)
