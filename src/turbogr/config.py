@@ -154,6 +154,8 @@ class EvaluateConfig:
     batch_users: int = 512
     item_chunk: int = 65536
     """Items scored at a time."""
+    filter: Literal["visible", "history", "none"] = "visible"
+    """What is removed from the ranking: the items that the model sees, of the whole history, or nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

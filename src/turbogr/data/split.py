@@ -82,7 +82,7 @@ def ties_at_target(store: Store, targets: Targets) -> int:
 
 
 def training_chunks(store: Store, split: Split, chunk: int = CHUNK_EVENTS) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yields (start, stop, ends): the store's events in order; `ends` int64 [stop-start] is the train_end of their user."""
+    """Yields (start, stop, ends): the store's events in order; `ends` int64 [stop-start], their user's train_end."""
     for start in range(0, store.num_events, chunk):
         stop = min(start + chunk, store.num_events)
         first = int(np.searchsorted(store.offsets, start, side="right")) - 1
@@ -101,7 +101,7 @@ def training_counts(store: Store, split: Split) -> np.ndarray:
 
 
 def ensure_not_trained_past(trained: SplitConfig, wanted: SplitConfig, which: Which = "test") -> None:
-    """Refuse to evaluate a model trained under `trained` on targets of `wanted` that training or selection may have seen.
+    """Refuse to evaluate a model trained under `trained` on targets of `wanted` that it may have seen.
 
     Both leave-one-out protocols share their test items, so either may train and the other test; the validation item of
     leave-one-out-validation was trained on under plain leave-one-out. By time, everything before `trained.time` was

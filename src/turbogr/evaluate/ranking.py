@@ -1,0 +1,204 @@
+"""Rank one target per user among the whole catalogue, and the best k items of a user, item chunk by item chunk.
+
+No buffer is larger than batch_users x item_chunk, however many items there are.
+
+Ties in score: a target tied with m other items has rank 1 + (items with a greater score) + (m + 1) // 2, the middle of
+the tie rounded up, so that a model which scores everything alike lands in the middle of the catalogue. The target's own
+score is read from a chunk of scores like its rivals', never computed apart, so that rounding does not break ties.
+
+Legend: B users of a batch, N items, C items of a chunk, n targets.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+
+from turbogr.data.split import Targets
+from turbogr.data.store import Store
+from turbogr.errors import TrainingError
+from turbogr.evaluate.queries import Exclude, Queries, read_queries
+
+Filter = Literal["visible", "history", "none"]
+FILTERS: dict[Filter, str] = {
+    "visible": "the items of the history that the model sees (its latest max_history events) are removed",
+    "history": "the items of the user's whole history are removed",
+    "none": "nothing is removed",
+}
+TIE_RULE = "rank = 1 + items with a greater score + half of the other items with the same score, rounded up"
+ABSENT = torch.iinfo(torch.int64).min
+
+
+class Scorer(Protocol):
+    """Anything that scores items for histories: a model, a baseline."""
+
+    @property
+    def num_items(self) -> int: ...
+
+    def encode(self, queries: Queries) -> Any:
+        """What `scores` needs of a batch of histories, computed once per batch."""
+        ...
+
+    def scores(self, encoded: Any, start: int, stop: int) -> torch.Tensor:
+        """float [B, stop-start]: scores of items start .. stop, in a tensor that the caller may overwrite."""
+        ...
+
+
+@dataclass(frozen=True)
+class RankResult:
+    ranks: np.ndarray
+    """int64 [n], 1-based, in the order of the targets."""
+    repeat_targets: int
+    """Targets that stand in their own visible history; they are ranked all the same."""
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Best first; among equal scores the smaller item index comes first."""
+
+    items: torch.Tensor
+    """int64 [B, k], -1 where a row has fewer than k items left"""
+    scores: torch.Tensor
+    """float32 [B, k], -inf there"""
+
+
+def draw_targets(targets: Targets, max_users: int, seed: int) -> Targets:
+    """`max_users` targets drawn by `seed` (0: all), users ascending; a user's lot depends on its index and the seed."""
+    if max_users == 0 or max_users >= len(targets):
+        return targets
+    lot = np.random.Philox(key=seed).random_raw(int(targets.user[-1]) + 1)[targets.user]
+    return targets.take(np.sort(np.argsort(lot, kind="stable")[:max_users]))
+
+
+@torch.no_grad()
+def rank_targets(
+    scorer: Scorer,
+    store: Store,
+    targets: Targets,
+    *,
+    max_history: int,
+    batch_users: int,
+    item_chunk: int,
+    filter: Filter = "visible",
+    progress: Callable[[int], None] = lambda done: None,
+) -> RankResult:
+    """The rank of every target among all items of the store; `progress` is told how many are done."""
+    goal = store.item[targets.event].astype(np.int64)
+    # users whose targets share a chunk are ranked together, so that few chunks are scored twice
+    order = np.argsort(goal // item_chunk, kind="stable")
+    ranks = np.zeros(len(targets), np.int64)
+    repeats = 0
+    for begin in range(0, len(order), batch_users):
+        rows = order[begin : begin + batch_users]
+        queries = read_queries(store, targets.user[rows], targets.event[rows], max_history)
+        seen = np.repeat(goal[rows], np.diff(queries.offsets)) == queries.item
+        repeats += len(np.unique(np.repeat(rows, np.diff(queries.offsets))[seen]))
+        exclude = history_exclusion(store, queries, targets.take(rows), goal[rows], filter)
+        ranks[rows] = _rank_batch(scorer, store, queries, goal[rows], exclude, item_chunk)
+        progress(begin + len(rows))
+    return RankResult(ranks, repeats)
+
+
+def history_exclusion(store: Store, queries: Queries, targets: Targets, goal: np.ndarray, filter: Filter) -> Exclude:
+    """What the protocol removes: the history by `filter`, but never the target itself (`goal` [B])."""
+    if filter == "none":
+        return Exclude.of(np.zeros(len(queries) + 1, np.int64), np.zeros(0, np.int64))
+    seen = queries if filter == "visible" else read_queries(store, targets.user, targets.event, None)
+    rows = np.repeat(np.arange(len(queries)), np.diff(seen.offsets))
+    kept = seen.item != goal[rows]
+    return Exclude.pairs(rows[kept], seen.item[kept])
+
+
+@torch.no_grad()
+def top_k(scorer: Scorer, queries: Queries, k: int, *, exclude: Exclude, item_chunk: int) -> TopK:
+    """The k best items of every row among those that `exclude` leaves, merged chunk by chunk."""
+    best: torch.Tensor | None = None
+    guard = _NanGuard(queries)
+    encoded = scorer.encode(queries)
+    for start, stop in _chunks(scorer.num_items, item_chunk):
+        scores = guard.look(scorer.scores(encoded, start, stop))
+        exclude.fill(scores, start, stop, torch.nan)
+        keys = _sort_keys(scores, start)
+        best = keys if best is None else torch.cat((best, keys), 1)
+        best = best.topk(min(k, best.shape[1]), dim=1).values
+    guard.check()
+    assert best is not None, "a catalogue has items"
+    return _from_sort_keys(torch.nn.functional.pad(best, (0, k - best.shape[1]), value=ABSENT))
+
+
+def _rank_batch(
+    scorer: Scorer, store: Store, queries: Queries, goal: np.ndarray, exclude: Exclude, item_chunk: int
+) -> np.ndarray:
+    """int64 [B]: the greater and the equal scores counted chunk by chunk, after a first pass over chunks with targets."""
+    guard = _NanGuard(queries, store)
+    encoded = scorer.encode(queries)
+    home = goal // item_chunk * item_chunk
+    homes = np.unique(home).tolist()
+    for start in homes:
+        scores = scorer.scores(encoded, start, min(start + item_chunk, scorer.num_items))
+        if start == homes[0]:
+            own = scores.new_empty(len(queries))
+        rows = torch.from_numpy(np.flatnonzero(home == start)).to(scores.device)
+        own[rows] = scores[rows, torch.from_numpy(goal).to(scores.device)[rows] - start]
+    greater = torch.zeros_like(own, dtype=torch.int64)
+    equal = torch.zeros_like(greater)
+    # the last chunk with targets is still at hand, so that a catalogue of one chunk is scored once
+    for start, stop in sorted(_chunks(scorer.num_items, item_chunk), key=lambda chunk: chunk[0] != homes[-1]):
+        if start != homes[-1]:
+            scores = scorer.scores(encoded, start, stop)
+        guard.look(scores)
+        exclude.fill(scores, start, stop, torch.nan)  # NaN is neither greater nor equal
+        greater += (scores > own[:, None]).sum(1)
+        equal += (scores == own[:, None]).sum(1)
+    guard.check()
+    return (1 + greater + equal // 2).cpu().numpy()  # `equal` counts the target too: (others + 1) // 2
+
+
+class _NanGuard:
+    """Remembers which rows had a NaN among their scores, without waiting for the device at every chunk."""
+
+    def __init__(self, queries: Queries, store: Store | None = None) -> None:
+        self._queries = queries
+        self._store = store
+        self._bad: torch.Tensor | None = None
+
+    def look(self, scores: torch.Tensor) -> torch.Tensor:
+        bad = scores.amax(1).isnan()
+        self._bad = bad if self._bad is None else self._bad | bad
+        return scores
+
+    def check(self) -> None:
+        if self._bad is None or not bool(self._bad.any()):
+            return
+        row = int(self._bad.nonzero()[0])
+        name = f"query {row}"
+        if self._store is not None:
+            name = f"user {self._store.raw_users([int(self._queries.users[row])])[0]!r}"
+        raise TrainingError(
+            f"the scores of {name} contain NaN and have no order: the model diverged, take an earlier checkpoint."
+        )
+
+
+def _chunks(num_items: int, item_chunk: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, num_items, item_chunk):
+        yield start, min(start + item_chunk, num_items)
+
+
+def _sort_keys(scores: torch.Tensor, start: int) -> torch.Tensor:
+    """int64 [B, C] that orders by (score descending, item ascending) and is unique; ABSENT where the score is NaN.
+
+    The bits of a float32 read as an integer order like the float when it is positive, and in reverse when negative.
+    """
+    bits = (scores.float() + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
+    ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(torch.int64)
+    items = torch.arange(start, start + scores.shape[1], device=scores.device)
+    return torch.where(scores.isnan(), ABSENT, (ordered << 32) | (0xFFFFFFFF - items))
+
+
+def _from_sort_keys(keys: torch.Tensor) -> TopK:
+    ordered = (keys >> 32).to(torch.int32)
+    scores = torch.where(ordered >= 0, ordered, ordered ^ 0x7FFFFFFF).view(torch.float32)
+    absent = keys == ABSENT
+    return TopK((0xFFFFFFFF - (keys & 0xFFFFFFFF)).masked_fill(absent, -1), scores.masked_fill(absent, -torch.inf))
