@@ -1,0 +1,38 @@
+"""Dropout whose mask is a pure function of (seed, step, layer, user, position, channel).
+
+    out[t, c] = x[t, c] / (1 - rate)   where the draw of (t, c) is at least rate * 2^32, else 0
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from turbogr.ops.dropout.reference import drop
+from turbogr.ops.philox import Key, Purpose
+from turbogr.ops.registry import Backend, register
+
+OPERATOR = register("dropout", Backend("reference", drop))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Where the tokens of a batch stand, for every mask of one training step. Evaluation passes None in its place."""
+
+    seed: int
+    step: int
+    users: Tensor
+    """[T] number of the token's user in the global step."""
+    positions: Tensor
+    """[T] position in the user's row."""
+
+    def key(self, purpose: Purpose, layer: int) -> Key:
+        return Key(self.seed, self.step, purpose, layer)
+
+
+def dropout(x: Tensor, rate: float, noise: Noise | None, layer: int) -> Tensor:
+    """x [T, D] with each value dropped with probability `rate`; unchanged where `noise` is None (evaluation)."""
+    if noise is None or rate == 0.0:
+        return x
+    backend, _ = OPERATOR.pick(x.device)
+    out: Tensor = backend.run(x, rate, noise.key(Purpose.DROPOUT, layer), noise.users, noise.positions)
+    return out

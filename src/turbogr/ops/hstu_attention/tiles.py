@@ -1,0 +1,110 @@
+"""HSTU attention in torch over tiles of like rows; the backward recomputes the scores tile by tile.
+
+Only q, k, v and the bias tables are kept between forward and backward, so memory above them is one tile's.
+    b rows of a tile, L its longest row, H heads
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbogr.ops.hstu_attention.reference import Bias, time_bucket
+from turbogr.ops.tiles import Tile, make_tiles
+
+
+def attend_tiles(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int, bias: Bias) -> Tensor:
+    out: Tensor = HstuAttentionFunction.apply(
+        q, k, v, bias.position, bias.time, bias.times, bias.next_times, offsets, max_len, bias.bucket_width
+    )
+    return out
+
+
+class HstuAttentionFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        position: Tensor | None,
+        time: Tensor | None,
+        times: Tensor | None,
+        next_times: Tensor | None,
+        offsets: Tensor,
+        max_len: int,
+        bucket_width: float,
+    ) -> Tensor:
+        ctx.save_for_backward(q, k, v, position, time, times, next_times)
+        ctx.tiles = make_tiles(offsets, len(q), q.shape[1])
+        ctx.max_len, ctx.bucket_width = max_len, bucket_width
+        bias = Bias(position, time, times, next_times, bucket_width)
+        y = torch.zeros_like(v, memory_format=torch.contiguous_format)
+        for tile in ctx.tiles:
+            scores, _ = _scores(q, k, tile, bias)
+            weights = torch.nn.functional.silu(scores, inplace=True).div_(max_len).tril_()
+            tile.unpad_into(y, torch.matmul(weights.to(v.dtype), _heads_first(tile.pad(v))).transpose(1, 2))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, k, v, position, time, times, next_times = ctx.saved_tensors
+        bias = Bias(position, time, times, next_times, ctx.bucket_width)
+        dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        # bias gradients are sums over very many cells: double keeps them exact enough
+        dposition = None if position is None else torch.zeros_like(position, dtype=torch.float64)
+        dtime = None if time is None else torch.zeros_like(time, dtype=torch.float64)
+        for tile in ctx.tiles:
+            scores, buckets = _scores(q, k, tile, bias)
+            dy_tile = _heads_first(tile.pad(dy) * tile.valid[:, :, None, None])
+            q_tile, k_tile, v_tile = (_heads_first(tile.pad(x)) for x in (q, k, v))
+            dweights = torch.matmul(dy_tile, v_tile.transpose(2, 3)).to(scores.dtype)
+            dscores = torch.ops.aten.silu_backward(dweights, scores).div_(ctx.max_len).tril_()
+            weights = torch.nn.functional.silu(scores, inplace=True).div_(ctx.max_len).tril_()
+            tile.unpad_into(dv, torch.matmul(weights.to(dy.dtype).transpose(2, 3), dy_tile).transpose(1, 2))
+            if dposition is not None or dtime is not None:
+                _add_bias_gradients(dscores.sum(1), buckets, dposition, dtime)
+            dscores = dscores.to(q.dtype)
+            tile.unpad_into(dq, torch.matmul(dscores, k_tile).transpose(1, 2))
+            tile.unpad_into(dk, torch.matmul(dscores.transpose(2, 3), q_tile).transpose(1, 2))
+        dposition = None if dposition is None else dposition.to(position.dtype)
+        dtime = None if dtime is None else dtime.to(time.dtype)
+        return dq, dk, dv, dposition, dtime, None, None, None, None, None
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """[b, L, H, d] -> [b, H, L, d]."""
+    return x.transpose(1, 2)
+
+
+def _scores(q: Tensor, k: Tensor, tile: Tile, bias: Bias) -> tuple[Tensor, Tensor | None]:
+    """q.k + biases [b, H, L, L] and the time buckets [b, L, L]."""
+    q_tile, k_tile = _heads_first(tile.pad(q)), _heads_first(tile.pad(k))
+    scores = torch.matmul(q_tile, k_tile.transpose(2, 3))
+    # half-precision inputs are added up in fp32
+    scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+    buckets = None
+    if bias.position is not None:
+        scores += bias.position[_steps_back(tile.length, q.device)]
+    if bias.time is not None:
+        assert bias.times is not None and bias.next_times is not None
+        differences = tile.pad(bias.next_times).unsqueeze(2) - tile.pad(bias.times).unsqueeze(1)
+        buckets = time_bucket(differences, bias.bucket_width, len(bias.time) - 1)
+        scores += torch.index_select(bias.time, 0, buckets.flatten()).view(buckets.shape).unsqueeze(1)
+    return scores, buckets
+
+
+def _steps_back(length: int, device: torch.device) -> Tensor:
+    """[L, L] i - j, 0 above the diagonal."""
+    steps = torch.arange(length, device=device)
+    return (steps.unsqueeze(1) - steps).clamp_(min=0)
+
+
+def _add_bias_gradients(cells: Tensor, buckets: Tensor | None, dposition: Tensor | None, dtime: Tensor | None) -> None:
+    """Add the score gradients, summed over heads, cells [b, L, L] (0 above the diagonal) to their table entries."""
+    if dposition is not None:
+        length = cells.shape[1]
+        diagonals = torch.bincount(_steps_back(length, cells.device).flatten(), weights=cells.double().sum(0).flatten())
+        dposition[:length] += diagonals
+    if dtime is not None and buckets is not None:
+        dtime += torch.bincount(buckets.flatten(), weights=cells.double().flatten(), minlength=len(dtime))

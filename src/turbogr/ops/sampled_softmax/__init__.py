@@ -1,0 +1,52 @@
+"""Sampled softmax over the positive and R negatives of every token, on L2-normalised vectors.
+
+    c(t, r) = normalise(query_t) . normalise(rows[candidate(t, r)]) / temperature  - log_q[candidate(t, r)]
+    loss_t = -c(t, 0) + logsumexp_r c(t, r)       candidate 0 is the positive; a negative equal to it is left out
+    answer: sum_t loss_t and, for diagnosis, every loss_t
+
+    T tokens, R negatives, U rows, D width
+"""
+
+import torch
+from torch import Tensor
+
+from turbogr.ops.registry import Backend, register
+from turbogr.ops.sampled_softmax.reference import loss_reference
+from turbogr.ops.sampled_softmax.sparse import loss_sparse
+
+OPERATOR = register("sampled_softmax", Backend("sparse", loss_sparse), Backend("reference", loss_reference))
+
+
+def sampled_softmax(
+    query: Tensor,
+    rows: Tensor,
+    positive: Tensor,
+    negatives: Tensor,
+    *,
+    temperature: float,
+    log_q: Tensor | None = None,
+    eps: float = 1e-6,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(sum of losses, losses [T] without gradient).
+
+    Args:
+        query: [T, D]. rows: [U, D], distinct items.
+        positive: int64 [T], negatives: int64 [T, R]; indices into `rows`.
+        temperature: divides the cosine.
+        log_q: [U] log of every row's sampling probability, or None for no correction.
+        eps: smallest norm that is divided by.
+        backend: sparse | reference; None picks.
+
+    Example:
+        >>> loss, each = sampled_softmax(torch.randn(3, 8), torch.randn(9, 8), torch.tensor([0, 1, 2]),
+        ...                              torch.randint(0, 9, (3, 4)), temperature=0.05)
+    """
+    if len(query) != len(positive) or len(query) != len(negatives) or query.shape[1] != rows.shape[1]:
+        raise ValueError(
+            f"query {list(query.shape)}, rows {list(rows.shape)}, positive {list(positive.shape)} and negatives "
+            f"{list(negatives.shape)} must be [T, D], [U, D], [T] and [T, R]."
+        )
+    chosen, _ = OPERATOR.pick(query.device, backend)
+    total, losses = chosen.run(query, rows, positive, negatives, temperature, log_q, eps)
+    return total, losses
