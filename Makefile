@@ -1,0 +1,53 @@
+# make demo     install, then train, evaluate and ask a small model (under 5 minutes on 2 cores after installing)
+# make test     install, then ruff, mypy, import-linter and the tests
+# make bench    every benchmark, quick
+# make setup    install only; PYTHON=python3.12 picks another interpreter, and
+#               TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu" another build of torch (that one has no CUDA)
+# make clean    remove the environment and the caches; logs, stores and runs stay
+
+PYTHON ?= python3
+TORCH_ARGS ?=
+BIN := .venv/bin
+CODE := src tests benchmarks examples tools
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint bench setup pins clean
+.DEFAULT_GOAL := demo
+
+demo: .venv/.installed
+	$(BIN)/python -m examples.demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.installed-dev
+	set -e; for name in $(basename $(notdir $(wildcard benchmarks/[a-z]*.py))); do \
+	  echo "== $$name"; $(BIN)/python -m benchmarks.$$name --quick; done
+
+setup: .venv/.installed-dev
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; ok = sys.version_info >= (3, 11); ok or print("turbogr needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.11"); sys.exit(not ok)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt $(TORCH_ARGS) torch==2.13.0
+	$(BIN)/pip install -q -c constraints.txt -e .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Pin what the environment holds now, after a change of dependencies and a green `make test`.
+pins: .venv/.installed-dev
+	{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+[a-z0-9]*$$//'; } > constraints.new
+	mv constraints.new constraints.txt
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
