@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from turbogr.data.queries import Queries
 from turbogr.data.split import Split, training_chunks, training_counts
 from turbogr.data.store import Store
-from turbogr.evaluate.queries import Queries
 
 PAIR_BUDGET = 1 << 24
 

@@ -25,8 +25,8 @@ def evaluate(
 ) -> Evaluation:
     """Metrics of every scorer on the same targets, with the card.
 
-    `seed` draws the users where config.max_users asks for some only. `progress` is told a short note now and then (for a
-    caller that shows progress already); without it a bar of its own is shown.
+    `seed` draws the users where config.max_users asks for some only. `progress` is told a short note now and then, for
+    a caller that shows progress already; without it a bar of its own is shown.
     """
     targets = draw_targets(split.targets(which), config.max_users, seed)
     card = make_card(store, split, which, targets, max_history=max_history, filter=config.filter, seed=seed)

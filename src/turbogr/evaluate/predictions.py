@@ -1,13 +1,13 @@
 """Score another library's top-k by the same protocol: a CSV or Parquet file with columns user, item and rank or score.
 
-Ids are raw ids. `rank` (1 is best) or else `score` (greater is better) orders each user's list; items of the history are
-taken out of it as the protocol does; the target's rank is its place among what is left, by the same tie rule, and
+Ids are raw ids. `rank` (1 is best) or else `score` (greater is better) orders each user's list; items of the history
+are taken out of it as the protocol does; the target's rank is its place among what is left, by the same tie rule, and
 infinity where the list lacks it.
 
 Legend: R rows of the file, n targets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,11 +156,12 @@ def _read_table(path: Path, store: Store) -> pa.Table:
         raise DataError(f"{path} cannot be read: {error}.") from None
 
 
-def _indices(column: pa.ChunkedArray, look_up: Any) -> np.ndarray:
+def _indices(column: pa.ChunkedArray, look_up: Callable[[list[Any]], np.ndarray]) -> np.ndarray:
     """int64 [R]: every distinct raw id is looked up once."""
     distinct: pa.Array = pc.unique(column)
-    found: Sequence[int] = look_up(distinct.to_pylist())
-    return np.asarray(found, np.int64)[pc.index_in(column, value_set=distinct).to_numpy()]
+    found = look_up(distinct.to_pylist())
+    rows: np.ndarray = found[pc.index_in(column, value_set=distinct).to_numpy()]
+    return rows
 
 
 def _refuse_shared_rank(path: Path, store: Store, user: np.ndarray, item: np.ndarray, score: np.ndarray) -> None:

@@ -16,10 +16,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
+from turbogr.data.queries import Queries, read_queries
 from turbogr.data.split import Targets
 from turbogr.data.store import Store
 from turbogr.errors import TrainingError
-from turbogr.evaluate.queries import Exclude, Queries, read_queries
+from turbogr.evaluate.exclude import Exclude
 
 Filter = Literal["visible", "history", "none"]
 FILTERS: dict[Filter, str] = {
@@ -131,7 +132,7 @@ def top_k(scorer: Scorer, queries: Queries, k: int, *, exclude: Exclude, item_ch
 def _rank_batch(
     scorer: Scorer, store: Store, queries: Queries, goal: np.ndarray, exclude: Exclude, item_chunk: int
 ) -> np.ndarray:
-    """int64 [B]: the greater and the equal scores counted chunk by chunk, after a first pass over chunks with targets."""
+    """int64 [B]: greater and equal scores counted chunk by chunk, after a first pass over the chunks with targets."""
     guard = _NanGuard(queries, store)
     encoded = scorer.encode(queries)
     home = goal // item_chunk * item_chunk

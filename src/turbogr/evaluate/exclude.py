@@ -1,6 +1,6 @@
-"""What a scorer is asked: each user's visible history and the moment to predict for, and the items that do not count.
+"""Which items do not count for a query.
 
-Legend: B users, T visible events of all of them, N items, X exclusions.
+Legend: B users, N items, X exclusions.
 """
 
 from collections.abc import Sequence
@@ -8,45 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-
-from turbogr.data.store import Store
-
-
-@dataclass(frozen=True)
-class Queries:
-    """Histories as one jagged batch, oldest event first."""
-
-    users: np.ndarray
-    """int64 [B]: index in the store, -1 for a history that belongs to none of its users."""
-    offsets: np.ndarray
-    """int64 [B+1]: row b's events are offsets[b] .. offsets[b+1]."""
-    item: np.ndarray
-    """int64 [T]"""
-    time: np.ndarray
-    """int64 [T], seconds"""
-    next_time: np.ndarray
-    """int64 [B], seconds: when the target happens, or now."""
-
-    def __len__(self) -> int:
-        return len(self.users)
-
-
-def read_queries(store: Store, users: np.ndarray, events: np.ndarray, max_history: int | None) -> Queries:
-    """The latest `max_history` (None: all) events of each user before `events`, in store order; next_time is the event's."""
-    starts = np.asarray(store.offsets[users])
-    if max_history is not None:
-        starts = np.maximum(starts, events - max_history)
-    lengths = events - starts
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    place = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
-    unit = store.manifest.time_units_per_second
-    return Queries(
-        users=np.asarray(users, np.int64),
-        offsets=offsets,
-        item=store.item[place].astype(np.int64),
-        time=store.time[place] // unit,
-        next_time=store.time[events] // unit,
-    )
 
 
 @dataclass(frozen=True)
