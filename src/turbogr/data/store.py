@@ -30,7 +30,12 @@ from turbogr.files import read_json, sha256
 
 FORMAT = "turbogr-store"
 VERSION = 1
-COLUMNS = {"offsets.npy": np.int64, "item.npy": np.int32, "time.npy": np.int64, "actions.npy": np.uint16}
+COLUMNS: dict[str, type[np.generic]] = {
+    "offsets.npy": np.int64,
+    "item.npy": np.int32,
+    "time.npy": np.int64,
+    "actions.npy": np.uint16,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,5 +173,7 @@ def _indices(table: pa.Table, raw_ids: Sequence[Any], what: str, path: Path) -> 
     found = pc.index_in(wanted.cast(column.type), value_set=column)
     if found.null_count:
         unknown = [raw for raw, place in zip(raw_ids, found.to_pylist(), strict=True) if place is None]
-        raise DataError(f"unknown {what} {unknown[0]!r}: it is not in {path} ({len(unknown)} of {len(wanted)} unknown).")
+        raise DataError(
+            f"unknown {what} {unknown[0]!r}: it is not in {path} ({len(unknown)} of {len(wanted)} unknown)."
+        )
     return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.int64)

@@ -1,0 +1,159 @@
+"""What a source hands to `prepare`, and how CSV files are read strictly."""
+
+import csv
+import gzip
+import io
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from turbogr.data.engine import Engine
+from turbogr.errors import DataError, did_you_mean
+
+# A value below zero, a fraction in text or a word does not parse as this: the row is rejected with its line.
+TIME_TYPE = "UBIGINT"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    """SQL that yields a raw log's rows in file order. Expressions are over the columns of `rows`."""
+
+    rows: str
+    """A relation with a column `filename`; reading several files keeps their order."""
+    files: tuple[str, ...]
+    """Its values of `filename`, in order."""
+    first_line: int
+    """Number of a file's first row as an error names it: 2 below a header line."""
+    user: str
+    item: str
+    time: str
+    time_units_per_second: int
+    actions: dict[str, str] = field(default_factory=dict)
+    """Name -> SQL condition; bit a of an event is the a-th."""
+    rating: str = ""
+    title: str = ""
+    """An item's title as it stands in the log (the first one counts)."""
+    users: str = ""
+    """A relation of user features with a column raw_id; at most one row per user."""
+    items: str = ""
+    """A relation of item features with a column raw_id; at most one row per item."""
+    whole_catalogue: bool = False
+    """Items of `items` without any event belong to the catalogue too."""
+
+
+class Source(Protocol):
+    """A raw log somewhere."""
+
+    @property
+    def name(self) -> str:
+        """Stands in the manifest."""
+
+    def open(self, engine: Engine) -> Log:
+        """Look at the files (unpack them to `engine.scratch` if need be) and say how to read them."""
+
+
+def text(value: str) -> str:
+    """A SQL string."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def name(value: str) -> str:
+    """A SQL identifier."""
+    return '"' + value.replace('"', '""') + '"'
+
+
+def texts(values: Iterable[str]) -> str:
+    return "[" + ", ".join(map(text, values)) + "]"
+
+
+def csv_rows(
+    files: Sequence[Path],
+    names: Sequence[str],
+    types: dict[str, str],
+    *,
+    delimiter: str = ",",
+    header: bool = True,
+    quote: str = '"',
+    encoding: str = "utf-8",
+) -> str:
+    """A relation over CSV files; a row whose typed fields are missing or do not parse goes to DuckDB's reject table."""
+    columns = ", ".join(f"{text(n)}: {text(types.get(n, 'VARCHAR'))}" for n in names)
+    return (
+        f"read_csv({texts(map(str, files))}, columns = {{{columns}}}, auto_detect = false, header = {header}, "
+        f"delim = {text(delimiter)}, quote = {text(quote)}, escape = {text(quote)}, encoding = {text(encoding)}, "
+        f"force_not_null = {texts(n for n in names if n in types)}, filename = true, "
+        "store_rejects = true, rejects_limit = 0)"
+    )
+
+
+def feature_rows(files: Sequence[Path]) -> str:
+    """A relation over CSV files of features, types detected."""
+    return f"read_csv({texts(map(str, files))}, header = true, delim = ',', quote = '\"', escape = '\"')"
+
+
+def csv_header(files: Sequence[Path], delimiter: str = ",") -> list[str]:
+    """The column names, the same in all files."""
+    names = first_fields(files[0], delimiter)
+    for other in files[1:]:
+        if first_fields(other, delimiter) != names:
+            raise DataError(
+                f"the header of {other} differs from that of {files[0]}: prepare them apart or make them agree."
+            )
+    return names
+
+
+def first_fields(path: Path, delimiter: str = ",") -> list[str]:
+    """The fields of a CSV file's first line."""
+    line = first_line(path)
+    return next(csv.reader([line], delimiter=delimiter)) if len(delimiter) == 1 else line.split(delimiter)
+
+
+def first_line(path: Path) -> str:
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as raw:
+            line = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace").readline().rstrip("\r\n")
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise DataError(f"{path} is not a whole gzip file ({error}): fetch it again.") from None
+    if not line:
+        raise DataError(f"{path} is empty: it needs a header line and rows.")
+    return line
+
+
+def require_columns(found: Sequence[str], wanted: Iterable[str], where: object) -> None:
+    for column in wanted:
+        if column not in found:
+            raise DataError(
+                f"{where} has no column {column!r}{did_you_mean(column, found)}; it has {', '.join(map(str, found))}."
+            )
+
+
+def require_path(path: Path) -> Path:
+    if not path.exists():
+        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise DataError(f"{path} does not exist{near}.")
+    return path
+
+
+def members(path: Path, names: Sequence[str], scratch: Path) -> dict[str, Path]:
+    """Those of the named files that lie in a folder (or one below it) or in a zip archive, unpacked to `scratch`."""
+    require_path(path)
+    if path.is_dir():
+        archives = sorted(path.glob("*.zip"))
+        found = {n: p for n in names for p in [path / n, *sorted(path.glob(f"*/{n}"))][::-1] if p.is_file()}
+        if found or len(archives) != 1:
+            return found
+        path = archives[0]
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path} is neither a folder nor a whole zip archive: fetch it again.")
+    folder = scratch / "unpacked"
+    folder.mkdir()
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            base = Path(entry.filename).name
+            if base in names:
+                entry.filename = base  # no folders from the archive
+                found[base] = Path(archive.extract(entry, folder))
+    return found
