@@ -30,6 +30,8 @@ from turbogr.errors import DataError
 from turbogr.files import sha256, whole_folder, write_json
 from turbogr.progress import Bar, bar
 
+MAX_ACTIONS = 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
@@ -128,9 +130,7 @@ class _Preparation:
         """Read the raw log into the table `log`, in file order; returns the number of rejected rows."""
         log = self.log
         if len(self.actions) > MAX_ACTIONS:
-            raise DataError(
-                f"{len(self.actions)} actions, and a store holds {np.iinfo(COLUMNS['actions.npy']).bits}: name fewer."
-            )
+            raise DataError(f"{len(self.actions)} actions, and a store holds {MAX_ACTIONS}: name fewer.")
         bits = [
             f"(CAST(coalesce({test}, false) AS USMALLINT) * {1 << bit})"
             for bit, test in enumerate(log.actions.values())

@@ -6,9 +6,9 @@ A store is a folder (U users, N items, E events):
     offsets.npy     int64  [U+1]  user u's events are offsets[u] .. offsets[u+1]
     item.npy        int32  [E]    dense item index, 0 .. N-1
     time.npy        int64  [E]    in the source's unit; seconds = time // time_units_per_second
-    actions.npy     uint16 [E]    bit a is set where the event had action manifest.actions[a] (only where the source has actions)
+    actions.npy     uint16 [E]    bit a: the event had action manifest.actions[a] (only where the source has actions)
     users.parquet   raw_id and the source's user features; row u is user u
-    items.parquet   raw_id, title where the source has one, and item features; row i is item i (also items without events)
+    items.parquet   raw_id, title where the source has one, item features; row i is item i (also items without events)
 
 `prepare` writes it; everything else only reads it.
 """
@@ -132,7 +132,7 @@ class Store:
     def _column(self, name: str, length: int) -> np.ndarray:
         try:
             # numpy cannot map an empty file
-            column = np.load(self.path / name, mmap_mode="r" if length else None, allow_pickle=False)
+            column: np.ndarray = np.load(self.path / name, mmap_mode="r" if length else None, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{self.path / name} cannot be read ({error}): prepare the store again.") from None
         if column.dtype != COLUMNS[name] or column.shape != (length,):
