@@ -1,3 +1,4 @@
+import io
 import json
 from pathlib import Path
 
@@ -12,9 +13,9 @@ from turbogr.evaluate import METRICS, RandomScorer, baselines, evaluate, rank_ta
 
 
 def rendered(evaluation) -> str:
-    console = Console(width=200, record=True, quiet=True)
-    console.print(evaluation.render())
-    return console.export_text()
+    text = io.StringIO()
+    Console(width=200, file=text).print(evaluation.render())
+    return text.getvalue()
 
 
 def test_scorers_stand_side_by_side_with_the_metrics_of_their_ranks(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Evaluation:
         for name in METRICS:
             values = [metrics.get(name) for metrics in self.metrics.values()]
             table.add_row(name, *("-" if value is None else f"{value:.4f}" for value in values))
-        return Group(table, *(Text(f"{line}", style="dim") for line in card_lines(self.card)))
+        return Group(table, *(Text(line, style="dim") for line in card_lines(self.card)))
 
 
 def make_card(
@@ -79,6 +79,7 @@ def card_lines(card: dict[str, Any]) -> list[str]:
         f"ties in score: {card['tie_rule']}",
         f"ties in time: {card['time_ties_at_target']:,} targets share their time with the event before; "
         f"order of the store: {card['time_ties_order']}",
+        f"next time: {card['next_time']}",
     ]
     if "predictions" in card:
         facts = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in card["predictions"].items())

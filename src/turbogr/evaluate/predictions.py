@@ -19,12 +19,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from turbogr.config import EvaluateConfig
+from turbogr.data.queries import read_queries
 from turbogr.data.split import Split, Targets, Which
 from turbogr.data.store import Store
 from turbogr.errors import DataError
 from turbogr.evaluate.card import Evaluation, make_card
 from turbogr.evaluate.metrics import retrieval_metrics
-from turbogr.evaluate.queries import read_queries
 from turbogr.evaluate.ranking import Filter, draw_targets
 
 BATCH_USERS = 4096
