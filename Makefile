@@ -35,12 +35,12 @@ setup: .venv/.installed-dev
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; ok = sys.version_info >= (3, 11); ok or print("turbogr needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.11"); sys.exit(not ok)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install -q -c constraints.txt $(TORCH_ARGS) torch==2.13.0
-	$(BIN)/pip install -q -c constraints.txt -e .
+	$(BIN)/pip install -c constraints.txt $(TORCH_ARGS) torch==2.13.0
+	$(BIN)/pip install -c constraints.txt -e .
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # Pin what the environment holds now, after a change of dependencies and a green `make test`.

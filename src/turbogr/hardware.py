@@ -19,6 +19,8 @@ from turbogr.device import cores, cpu_model, synchronize
 
 CPU = torch.device("cpu")
 CALLS = 7
+SIZES = (1024, 2048)
+COPY_BYTES = 64 * 2**20
 ENOUGH_S = 0.6
 """Measuring one thing ends after that long: old CPUs emulate bf16 at a hundredth of the fp32 rate."""
 
@@ -35,14 +37,15 @@ def gemm_ways(dtype: torch.dtype, device: torch.device, threads: int) -> dict[st
     rates: dict[str, float] = {}
     for name, multiply in _ways(dtype, device):
         # the smaller size warms up and says whether the larger one is worth its time
-        small, seconds = _gflops(multiply, 1024, dtype, device)
-        rates[name] = small if seconds * 8 > ENOUGH_S else max(small, _gflops(multiply, 2048, dtype, device)[0])
+        rates[name], seconds = _gflops(multiply, SIZES[0], dtype, device)
+        if seconds * (SIZES[1] / SIZES[0]) ** 3 < ENOUGH_S:
+            rates[name] = max(rates[name], _gflops(multiply, SIZES[1], dtype, device)[0])
     return rates
 
 
 def copy_gb_per_s(device: torch.device = CPU) -> float:
     """Bytes read plus bytes written per second, in GB/s, by a copy far larger than the caches."""
-    source = torch.ones(64 * 2**20 // 4, device=device)
+    source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _median_seconds(lambda: target.copy_(source), device) / 1e9
 

@@ -5,13 +5,15 @@ The docstring of the dataclass is the verb's help; what follows its line `Exampl
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import re
+import shutil
 import sys
+import textwrap
 import typing
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 from typing import Annotated, Any, TypeVar, cast
 
 import tyro
@@ -20,12 +22,13 @@ from turbogr.config import Config, check, load
 from turbogr.errors import ConfigError, UserError, did_you_mean
 
 A = TypeVar("A")
+WIDTH = 100
 
 _CONFIG = " [CONFIG]"
 _CONFIG_NOTE = """
+
 Settings come from the defaults, then CONFIG (a TOML file, a run's folder or its config.json), then the flags below,
-which are the file's keys: `epochs` under `[train]` is --train.epochs. Hyphens and underscores are the same.
-"""
+which are the file's keys: `epochs` under `[train]` is --train.epochs. Hyphens and underscores are the same."""
 
 
 def parse(verb: str, cls: type[A], args: list[str]) -> A:
@@ -75,7 +78,7 @@ def _run_tyro(usage: str, cls: type[A], args: list[str], text: str, examples: st
             parsed, stray = tyro.cli(
                 cls,
                 prog=f"turbogr {usage}",
-                description=text,
+                description=_wrapped(text),
                 args=args,
                 default=tyro.MISSING_NONPROP if default is None else default,
                 return_unknown_args=True,
@@ -95,8 +98,16 @@ def _run_tyro(usage: str, cls: type[A], args: list[str], text: str, examples: st
 
 def _texts(cls: type) -> tuple[str, str]:
     """The docstring of an arguments class: description, examples."""
-    text, _, examples = dedent("    " + (cls.__doc__ or "")).partition("Examples:\n")
-    return text.strip() + "\n", examples.rstrip()
+    text, _, examples = (inspect.getdoc(cls) or "").partition("Examples:\n")
+    return text.strip(), examples.rstrip()
+
+
+def _wrapped(text: str) -> str:
+    width = min(shutil.get_terminal_size().columns, WIDTH)
+    # tyro joins lines that begin with a letter and does not wrap them again: each of ours begins with a blank
+    return "\n\n".join(
+        textwrap.fill(part, width, initial_indent=" ", subsequent_indent=" ") for part in text.split("\n\n")
+    )
 
 
 def _flags(cls: type, prefix: str = "--") -> Iterator[tuple[str, Any]]:
@@ -132,14 +143,18 @@ def _checked(args: list[str], flags: dict[str, Any], verb: str) -> list[str]:
 
 
 def _complaint(box: str, verb: str) -> str:
-    """One sentence of the framed text that tyro prints about a wrong or missing value."""
-    lines = [line.strip("╭│╰╮╯ \n") for line in box.strip().splitlines()]
-    rule = next((i for i, line in enumerate(lines[1:], 1) if set(line) == {"─"}), len(lines))
-    if "Required options" in lines[0]:
-        missing = [line.strip() for line in box.splitlines()[1:rule] if re.match(r"│ {5}\S", line)]
-        names = ", ".join(line.strip("│ ") for line in missing)
-        return f"`turbogr {verb}` needs {names}: see `turbogr {verb} --help`."
-    body = " ".join(lines[1:rule])
+    """One sentence of the framed text that tyro prints about a wrong or missing value, framed in UTF-8 or in ASCII."""
+    plain = box.translate(str.maketrans("─", "-", "╭╮╰╯│"))
+    title, *lines = [line.rstrip() for line in plain.splitlines() if line.strip()]
+    is_rule = [set(line.strip()) == {"-"} for line in lines]
+    begin = is_rule.index(False)
+    content = lines[begin : is_rule.index(True, begin)] if True in is_rule[begin:] else lines[begin:]
+    if "Required options" in title:
+        # "Missing from VERB:", then every argument with its help one step further in
+        indent = [len(line) - len(line.lstrip()) for line in content]
+        names = [line.strip() for line, place in zip(content, indent, strict=True) if place == min(indent[1:])]
+        return f"`turbogr {verb}` needs {', '.join(names)}: see `turbogr {verb} --help`."
+    body = " ".join(line.strip() for line in content)
     option = re.match(r"Error parsing (\S+): ", body)
     if option:
         wrong = re.search(r"(?:invalid literal for int\(\) with base 10|could not convert string to float): (.*)", body)

@@ -55,7 +55,8 @@ def _table(path: str, part: Any) -> list[str]:
 
 def _value(value: Any) -> str:
     if isinstance(value, bool | str):
-        return json.dumps(value, ensure_ascii=False)
+        # the one character that JSON leaves bare and TOML forbids
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple):
         return f"[{', '.join(map(_value, value))}]"
     return repr(value)
