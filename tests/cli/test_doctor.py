@@ -7,7 +7,7 @@ import torch
 
 from turbogr import hardware
 from turbogr.cli import main
-from turbogr.cli.doctor import measured
+from turbogr.cli.machine import measured
 
 CPU = torch.device("cpu")
 

@@ -84,7 +84,7 @@ class SynthArgs:
 
     Examples:
       turbogr data synth --out logs/small --users 2000 --items 6000 --length-scale 0.02
-      turbogr data synth --out logs/large --users 2000 --items 200000    24 million rows, as long as the real histories
+      turbogr data synth --out logs/large --users 2000 --items 200000  24 million rows
       turbogr data prepare kuairand logs/small --out stores/small
     """
 
