@@ -43,7 +43,7 @@ class Scorer(Protocol):
         ...
 
     def scores(self, encoded: Any, start: int, stop: int) -> torch.Tensor:
-        """float [B, stop-start]: scores of items start .. stop, in a tensor that the caller may overwrite."""
+        """[B, stop-start], float32 or narrower: scores of items start .. stop, which the caller may overwrite."""
         ...
 
 
@@ -121,12 +121,16 @@ def top_k(scorer: Scorer, queries: Queries, k: int, *, exclude: Exclude, item_ch
     for start, stop in _chunks(scorer.num_items, item_chunk):
         scores = guard.look(scorer.scores(encoded, start, stop))
         exclude.fill(scores, start, stop, torch.nan)
-        keys = _sort_keys(scores, start)
-        best = keys if best is None else torch.cat((best, keys), 1)
+        items = torch.arange(start, stop, device=scores.device).expand_as(scores)
+        if best is None:
+            best = _sort_keys(scores, items)
+        else:
+            best = torch.cat((best, _sort_keys(*_rising(scores, items, _from_sort_keys(best).scores[:, -1]))), 1)
         best = best.topk(min(k, best.shape[1]), dim=1).values
+        best = torch.nn.functional.pad(best, (0, k - best.shape[1]), value=ABSENT)
     guard.check()
     assert best is not None, "a catalogue has items"
-    return _from_sort_keys(torch.nn.functional.pad(best, (0, k - best.shape[1]), value=ABSENT))
+    return _from_sort_keys(best)
 
 
 def _rank_batch(
@@ -151,8 +155,8 @@ def _rank_batch(
             scores = scorer.scores(encoded, start, stop)
         guard.look(scores)
         exclude.fill(scores, start, stop, torch.nan)  # NaN is neither greater nor equal
-        greater += (scores > own[:, None]).sum(1)
-        equal += (scores == own[:, None]).sum(1)
+        greater += (scores > own[:, None]).sum(1, dtype=torch.int32)
+        equal += (scores == own[:, None]).sum(1, dtype=torch.int32)
     guard.check()
     return (1 + greater + equal // 2).cpu().numpy()  # `equal` counts the target too: (others + 1) // 2
 
@@ -187,14 +191,28 @@ def _chunks(num_items: int, item_chunk: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + item_chunk, num_items)
 
 
-def _sort_keys(scores: torch.Tensor, start: int) -> torch.Tensor:
+def _rising(scores: torch.Tensor, items: torch.Tensor, least: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The few columns [B, W] of a chunk that can still enter a list: greater than its last (ties go to earlier ones).
+
+    `least` float [B] is the last score of each list, -inf where the list is not full; rows are filled up with NaN.
+    """
+    least = least.masked_fill(least == -torch.inf, torch.nan)  # not below NaN: everything enters
+    rows, columns = (scores <= least[:, None]).logical_not_().nonzero(as_tuple=True)
+    counts = torch.bincount(rows, minlength=len(scores))
+    place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+    shape = (len(scores), int(counts.max()))
+    kept, named = scores.new_full(shape, torch.nan), items.new_zeros(shape)
+    kept[rows, place], named[rows, place] = scores[rows, columns], items[rows, columns]
+    return kept, named
+
+
+def _sort_keys(scores: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
     """int64 [B, C] that orders by (score descending, item ascending) and is unique; ABSENT where the score is NaN.
 
     The bits of a float32 read as an integer order like the float when it is positive, and in reverse when negative.
     """
     bits = (scores.float() + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal to 0.0
     ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(torch.int64)
-    items = torch.arange(start, start + scores.shape[1], device=scores.device)
     return torch.where(scores.isnan(), ABSENT, (ordered << 32) | (0xFFFFFFFF - items))
 
 
