@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from turbogr import cli
@@ -170,6 +170,7 @@ def test_a_config_that_cannot_work_is_not_shown(capsys) -> None:
 
 
 @given(store=st.text(), rate=st.floats(1e-300, 1e300), seed=st.integers(0, 2**62))
+@example(store='\x7f\x00"\\\n\u0085', rate=1e300, seed=0)
 def test_any_value_survives_toml(store: str, rate: float, seed: int) -> None:
     raw = {"data": {"store": store}, "tables": {"lr": rate}, "train": {"seed": seed}}
     config = from_dict(Config, raw, "test")
