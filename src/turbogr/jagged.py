@@ -1,7 +1,7 @@
 """Jagged batches: rows of different length, packed without padding.
 
-    values  [T, ...]  the rows one after another; T is the number of real tokens
-    offsets [B+1]     int64; row b is values[offsets[b] : offsets[b+1]]
+values  [T, ...]  the rows one after another; T is the number of real tokens
+offsets [B+1]     int64; row b is values[offsets[b] : offsets[b+1]]
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,9 @@ class Jagged:
 
     def to_padded(self, max_len: int, fill: float = 0.0) -> Tensor:
         """[B, max_len, ...]; longer rows are an error."""
-        return torch.nested.to_padded_tensor(self.to_nested(), fill, (len(self.lengths), max_len, *self.values.shape[1:]))
+        return torch.nested.to_padded_tensor(
+            self.to_nested(), fill, (len(self.lengths), max_len, *self.values.shape[1:])
+        )
 
     def to_nested(self) -> Tensor:
         """As a `torch.nested` tensor of layout jagged, sharing memory."""

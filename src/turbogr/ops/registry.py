@@ -48,7 +48,9 @@ class Operator:
     def _forced(self, device: torch.device, wanted: str, why: str) -> tuple[Backend, str]:
         names = [backend.name for backend in self.backends]
         if wanted not in names:
-            raise ConfigError(f"{self.name} has no backend {wanted!r}{did_you_mean(wanted, names)}; it has {', '.join(names)}.")
+            raise ConfigError(
+                f"{self.name} has no backend {wanted!r}{did_you_mean(wanted, names)}; it has {', '.join(names)}."
+            )
         backend = self.backends[names.index(wanted)]
         refusal = backend.rejects(device)
         if refusal is not None:

@@ -22,6 +22,7 @@ class Tile:
     valid: Tensor  # [b, L] False on padding
     real: Tensor  # [n] packed index of the real tokens
     slots: Tensor  # [n] where they stand in the flattened [b * L]
+    name: tuple[tuple[int, int], ...]  # (start, length) of every row
 
     @property
     def length(self) -> int:
@@ -29,11 +30,12 @@ class Tile:
 
     def pad(self, values: Tensor) -> Tensor:
         """[T, ...] -> [b, L, ...]."""
-        return values[self.tokens]
+        # index_select copies whole rows, advanced indexing element by element
+        return torch.index_select(values, 0, self.tokens.flatten()).unflatten(0, self.tokens.shape)
 
     def unpad_into(self, out: Tensor, padded: Tensor) -> None:
         """Write the real cells of [b, L, ...] to their tokens of out [T, ...]."""
-        out.index_copy_(0, self.real, padded.flatten(0, 1)[self.slots].to(out.dtype))
+        out.index_copy_(0, self.real, torch.index_select(padded.flatten(0, 1), 0, self.slots).to(out.dtype))
 
 
 def make_tiles(offsets: Tensor, tokens: int, heads: int = 1) -> list[Tile]:
@@ -47,7 +49,9 @@ def make_tiles(offsets: Tensor, tokens: int, heads: int = 1) -> list[Tile]:
         take = 1
         while take < min(most, len(order)) and longest <= max(lengths[order[take]] * WASTE, lengths[order[take]] + 16):
             take += 1
-        tiles.append(_tile([starts[row] for row in order[:take]], [lengths[row] for row in order[:take]], tokens, offsets.device))
+        tiles.append(
+            _tile([starts[row] for row in order[:take]], [lengths[row] for row in order[:take]], tokens, offsets.device)
+        )
         order = order[take:]
     return tiles
 
@@ -58,4 +62,5 @@ def _tile(starts: list[int], lengths: list[int], tokens: int, device: torch.devi
     valid = steps < torch.tensor(lengths).unsqueeze(1)
     slots = valid.flatten().nonzero().squeeze(1)
     real = index.flatten()[slots]
-    return Tile(*(part.to(device, non_blocking=True) for part in (index.clamp(max=tokens - 1), valid, real, slots)))
+    parts = (part.to(device, non_blocking=True) for part in (index.clamp(max=tokens - 1), valid, real, slots))
+    return Tile(*parts, name=tuple(zip(starts, lengths, strict=True)))

@@ -1,6 +1,6 @@
 """Dropout whose mask is a pure function of (seed, step, layer, user, position, channel).
 
-    out[t, c] = x[t, c] / (1 - rate)   where the draw of (t, c) is at least rate * 2^32, else 0
+out[t, c] = x[t, c] / (1 - rate)   where the draw of (t, c) is at least rate * 2^32, else 0
 """
 
 from dataclasses import dataclass

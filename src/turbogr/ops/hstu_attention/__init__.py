@@ -1,10 +1,10 @@
 """Pointwise SiLU attention over jagged rows, with relative position and time bias (HSTU).
 
-    A[i, j] = SiLU(q_i . k_j + position_bias[i - j] + time_bias[bucket(next_times_i - times_j)]) / max_len   for j <= i
-    y_i = sum_j A[i, j] v_j                                         within a row, per head; biases shared by the heads
-    bucket(dt) = clamp(floor(ln(max(|dt|, 1)) / bucket_width), 0, buckets)
+A[i, j] = SiLU(q_i . k_j + position_bias[i - j] + time_bias[bucket(next_times_i - times_j)]) / max_len   for j <= i
+y_i = sum_j A[i, j] v_j                                         within a row, per head; biases shared by the heads
+bucket(dt) = clamp(floor(ln(max(|dt|, 1)) / bucket_width), 0, buckets)
 
-    T tokens, B rows, H heads; q, k [T, H, dqk], v [T, H, dv], y [T, H, dv]
+T tokens, B rows, H heads; q, k [T, H, dqk], v [T, H, dv], y [T, H, dv]
 """
 
 import torch
@@ -66,7 +66,9 @@ def _check(
     next_times: Tensor | None,
 ) -> None:
     if q.dim() != 3 or q.shape != k.shape or v.shape[:2] != q.shape[:2]:
-        raise ValueError(f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} must be [T, H, d] of the same T and H.")
+        raise ValueError(
+            f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} must be [T, H, d] of the same T and H."
+        )
     if position_bias is not None and position_bias.shape != (max_len,):
         raise ValueError(f"position_bias has shape {list(position_bias.shape)}, max_len {max_len} wants [{max_len}].")
     if time_bias is not None and (times is None or next_times is None):

@@ -9,8 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torch.utils.weak import WeakTensorKeyDictionary
+
 from turbogr.ops.hstu_attention.reference import Bias, time_bucket
 from turbogr.ops.tiles import Tile, make_tiles
+
+KEPT_CELLS = 1 << 25
+"""Time buckets of a batch are kept for its other layers and its backward up to so many cells (4 bytes each)."""
+
+_kept_buckets: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""next_times -> {what the buckets depend on: (times, buckets)}; an entry goes when the batch's times go."""
 
 
 def attend_tiles(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int, bias: Bias) -> Tensor:
@@ -88,10 +96,24 @@ def _scores(q: Tensor, k: Tensor, tile: Tile, bias: Bias) -> tuple[Tensor, Tenso
         scores += bias.position[_steps_back(tile.length, q.device)]
     if bias.time is not None:
         assert bias.times is not None and bias.next_times is not None
-        differences = tile.pad(bias.next_times).unsqueeze(2) - tile.pad(bias.times).unsqueeze(1)
-        buckets = time_bucket(differences, bias.bucket_width, len(bias.time) - 1)
+        buckets = _buckets(bias.times, bias.next_times, tile, bias.bucket_width, len(bias.time) - 1)
         scores += torch.index_select(bias.time, 0, buckets.flatten()).view(buckets.shape).unsqueeze(1)
     return scores, buckets
+
+
+def _buckets(times: Tensor, next_times: Tensor, tile: Tile, width: float, count: int) -> Tensor:
+    """int32 [b, L, L], computed once per batch: they cost as much as the scores."""
+    kept = _kept_buckets.setdefault(next_times, {})
+    # the entry holds `times` too, so that its id stays its own
+    key = (id(times), times._version, next_times._version, tile.name, width, count)
+    if key in kept:
+        found: Tensor = kept[key][1]
+        return found
+    differences = tile.pad(next_times).unsqueeze(2) - tile.pad(times).unsqueeze(1)
+    buckets = time_bucket(differences, width, count)
+    if sum(other.numel() for _, other in kept.values()) + buckets.numel() <= KEPT_CELLS:
+        kept[key] = (times, buckets)
+    return buckets
 
 
 def _steps_back(length: int, device: torch.device) -> Tensor:

@@ -1,10 +1,10 @@
 """Sampled softmax over the positive and R negatives of every token, on L2-normalised vectors.
 
-    c(t, r) = normalise(query_t) . normalise(rows[candidate(t, r)]) / temperature  - log_q[candidate(t, r)]
-    loss_t = -c(t, 0) + logsumexp_r c(t, r)       candidate 0 is the positive; a negative equal to it is left out
-    answer: sum_t loss_t and, for diagnosis, every loss_t
+c(t, r) = normalise(query_t) . normalise(rows[candidate(t, r)]) / temperature  - log_q[candidate(t, r)]
+loss_t = -c(t, 0) + logsumexp_r c(t, r)       candidate 0 is the positive; a negative equal to it is left out
+answer: sum_t loss_t and, for diagnosis, every loss_t
 
-    T tokens, R negatives, U rows, D width
+T tokens, R negatives, U rows, D width
 """
 
 import torch

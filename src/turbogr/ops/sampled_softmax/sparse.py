@@ -5,12 +5,16 @@ row, so every sum has a fixed order. Forward and backward run in one pass, becau
 scalar times what the forward already knows.
 """
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from turbogr.ops.sampled_softmax.reference import accidental_hits
+
+# torch says once per process that its sparse layout is in beta
+warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
 
 
 def loss_sparse(

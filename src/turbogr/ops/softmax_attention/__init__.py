@@ -1,9 +1,9 @@
 """Causal softmax attention over jagged rows, with dropout on the attention weights (SASRec).
 
-    P[i, :] = softmax_j(q_i . k_j / sqrt(d))  over j <= i within the row
-    y_i = sum_j dropout(P)[i, j] v_j
+P[i, :] = softmax_j(q_i . k_j / sqrt(d))  over j <= i within the row
+y_i = sum_j dropout(P)[i, j] v_j
 
-    T tokens, B rows, H heads; q, k, v, y [T, H, d]
+T tokens, B rows, H heads; q, k, v, y [T, H, d]
 """
 
 import torch

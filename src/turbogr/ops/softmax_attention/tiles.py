@@ -23,8 +23,8 @@ def attend_tiles(
         mask = weights_mask(noise, dropout_rate, layer, tile.tokens, heads)
         if mask is not None:
             weights = weights * mask.to(weights.dtype)
-        parts.append(torch.matmul(weights, v_tile).transpose(1, 2).flatten(0, 1)[tile.slots])
+        parts.append(torch.index_select(torch.matmul(weights, v_tile).transpose(1, 2).flatten(0, 1), 0, tile.slots))
         places.append(tile.real)
     if not parts:
         return v * 0.0
-    return torch.cat(parts)[torch.argsort(torch.cat(places))]
+    return torch.index_select(torch.cat(parts), 0, torch.argsort(torch.cat(places)))

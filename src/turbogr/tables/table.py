@@ -1,0 +1,101 @@
+"""Embedding tables: rows that are looked up, given a gradient and updated, outside of autograd's module tree.
+
+N rows of the table, D width, n ids of a batch, U distinct ids
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from turbogr.config import TablesConfig
+from turbogr.ops.philox import Key, Purpose, normal_rows
+from turbogr.tables.dedup import distinct
+from turbogr.tables.optimizer import ROW_OPTIMIZERS, RowOptimizer
+
+INITIAL_STD, INITIAL_BOUND = 0.02, 2.0
+INITIAL_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """What leaves a step: one summed gradient per distinct id."""
+
+    ids: Tensor  # int64 [U] ascending
+    values: Tensor  # [U, D]
+
+    @classmethod
+    def merged(cls, parts: list["RowGradients"], num_rows: int) -> "RowGradients":
+        """The sum of several micro-batches, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        ids, places = distinct(torch.cat([part.ids for part in parts]), num_rows)
+        values = torch.zeros(len(ids), parts[0].values.shape[1], dtype=parts[0].values.dtype, device=ids.device)
+        begin = 0
+        for part in parts:
+            # ids are distinct within a part, so this adds in a fixed order
+            values[places[begin : begin + len(part.ids)]] += part.values
+            begin += len(part.ids)
+        return cls(ids, values)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The distinct rows of a batch; autograd fills weight.grad."""
+
+    unique_ids: Tensor  # int64 [U] ascending
+    inverse: Tensor  # int64 [n] place of every looked-up id in unique_ids
+    weight: Tensor  # [U, D] leaf
+
+    def gradients(self) -> RowGradients:
+        grad = self.weight.grad
+        return RowGradients(self.unique_ids, torch.zeros_like(self.weight) if grad is None else grad)
+
+
+class LocalTable:
+    """A whole table in this process. Initial rows are a pure function of (seed, table, id)."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        dim: int,
+        config: TablesConfig,
+        *,
+        seed: int,
+        number: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        self.num_rows, self.dim = num_rows, dim
+        self.row_clip = config.row_clip
+        self.weight = torch.empty(num_rows, dim, device=device)
+        key = Key(seed, 0, Purpose.TABLE_ROWS, number)
+        for begin in range(0, num_rows, INITIAL_CHUNK):
+            ids = torch.arange(begin, min(begin + INITIAL_CHUNK, num_rows))
+            self.weight[begin : begin + len(ids)] = normal_rows(key, ids, dim, INITIAL_STD, INITIAL_BOUND)
+        self.optimizer: RowOptimizer = ROW_OPTIMIZERS[config.optimizer](config, num_rows, dim, device)
+
+    def lookup(self, ids: Tensor) -> Rows:
+        """The rows of `ids` [n], each distinct one once."""
+        unique_ids, inverse = distinct(ids, self.num_rows)
+        return Rows(unique_ids, inverse, self.weight[unique_ids].requires_grad_())
+
+    def apply(self, gradients: RowGradients, lr: float) -> None:
+        """One optimizer step on the rows that have a gradient."""
+        values = gradients.values
+        if self.row_clip > 0:
+            values = values * (self.row_clip / values.norm(dim=1, keepdim=True).clamp(min=self.row_clip))
+        self.optimizer.update(self.weight, gradients.ids, values, lr)
+
+    def scan(self, chunk: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields (first id, rows [c, D]) over the whole table, in order."""
+        for begin in range(0, self.num_rows, chunk):
+            yield begin, self.rows(begin, min(begin + chunk, self.num_rows))
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows start .. stop, [stop - start, D]."""
+        return self.weight[start:stop]
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and optimizer state, by name; a checkpoint loads into these tensors in place."""
+        return {"weight": self.weight, **{f"optimizer.{name}": value for name, value in self.optimizer.state().items()}}

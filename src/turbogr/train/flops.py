@@ -1,0 +1,50 @@
+"""FLOPs of a training step by the named counts of the documentation (docs/flops.md).
+
+    causal   real tokens, the causal half of the attention; what MFU means here
+    full     the full L x L attention with every user at the maximal length, as the TurboGR paper counts
+
+L length of a user, D width, hd heads * head dim (= D), F feed-forward width.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from turbogr.config import ModelConfig
+
+# training = forward * these: attention has 2 products forward and 5 backward (its own QK included)
+ATTENTION_MULTIPLE = 3.5
+GEMM_MULTIPLE = 3.0
+
+
+def _hstu(config: ModelConfig) -> tuple[float, float]:
+    """(GEMM FLOPs per token, attention FLOPs per token pair) of one layer's forward."""
+    return 2.0 * config.dim * 4 * config.dim + 2.0 * config.dim * config.dim, 4.0 * config.dim
+
+
+def _sasrec(config: ModelConfig) -> tuple[float, float]:
+    hidden = config.sasrec.ffn_dim or config.dim
+    return 2.0 * config.dim * 4 * config.dim + 4.0 * config.dim * hidden, 4.0 * config.dim
+
+
+LAYERS: dict[str, Callable[[ModelConfig], tuple[float, float]]] = {"hstu": _hstu, "sasrec": _sasrec}
+
+
+def training_flops(config: ModelConfig, lengths: np.ndarray) -> float | None:
+    """Causal count of forward and backward over users of these lengths; None for an encoder without a formula."""
+    if config.name not in LAYERS:
+        return None
+    per_token, per_pair = LAYERS[config.name](config)
+    lengths = lengths.astype(np.float64)
+    pairs = float((lengths * (lengths + 1) / 2).sum())
+    gemm = GEMM_MULTIPLE * per_token * float(lengths.sum())
+    return config.blocks * (gemm + ATTENTION_MULTIPLE * per_pair * pairs)
+
+
+def paper_flops(config: ModelConfig, users: int) -> float | None:
+    """The TurboGR paper's count: 3 x (2 P L + layers * m * 2 * L^2 * D) for every user at the maximal history."""
+    if config.name not in LAYERS:
+        return None
+    per_token, per_pair = LAYERS[config.name](config)
+    length = config.max_history
+    return 3.0 * users * config.blocks * (per_token * length + per_pair * length * length)

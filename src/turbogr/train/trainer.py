@@ -1,0 +1,265 @@
+"""Train one model on one store, into a run folder.
+
+config.json      the resolved config          metrics.jsonl   every step, once
+epochs.jsonl     loss and metrics by epoch    tb/             TensorBoard
+checkpoints/     see turbogr.train.checkpoint result.json     metrics of the best and the last epoch, with their card
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbogr.config import Config, check, to_dict
+from turbogr.data.batching import EpochPlan, plan_epoch, training_pairs
+from turbogr.data.split import Which, make_split, training_counts
+from turbogr.data.store import Store
+from turbogr.device import pick_device, set_threads, supports_bf16
+from turbogr.errors import ConfigError, UserError
+from turbogr.evaluate import Evaluation, evaluate
+from turbogr.files import write_json
+from turbogr.progress import Bar, bar
+from turbogr.tasks.retrieval import RetrievalScorer, build_retrieval, build_table
+from turbogr.train import checkpoint
+from turbogr.train.checkpoint import Progress
+from turbogr.train.metrics import JsonLines, Sink, open_sinks
+from turbogr.train.schedule import SequentialSchedule
+from turbogr.train.spans import Spans
+from turbogr.train.step import StepContext, StepSums, TrainStep
+from turbogr.train.throughput import Throughput
+
+COSINE_END = 0.1
+
+
+def train(config: Config, folder: Path, *, resume: bool = False) -> dict[str, Any]:
+    """Train into `folder` and answer what result.json says. `resume` continues from the newest checkpoint there."""
+    check(config)
+    if not config.data.store:
+        raise ConfigError("data.store is empty: say which prepared store to train on (--data.store stores/NAME).")
+    found = checkpoint.latest(folder)
+    if resume and not (folder / "config.json").exists():
+        raise UserError(f"{folder} holds no run to resume: leave --resume out to start one.")
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} exists already: continue it with --resume, or choose another --out.")
+    trainer = Trainer(config, Store.open(config.data.store), folder)
+    if found is not None:
+        trainer.restore(found)
+    return trainer.fit()
+
+
+class Trainer:
+    def __init__(self, config: Config, store: Store, folder: Path) -> None:
+        self.config, self.store, self.folder = config, store, folder
+        self.threads = set_threads(config.device.threads)
+        self.device = pick_device(config.device.name)
+        if config.train.precision == "bf16" and not supports_bf16(self.device):
+            raise ConfigError(f"train.precision bf16 is not supported by this {self.device.type}: take fp32.")
+        torch.use_deterministic_algorithms(self.device.type == "cpu")
+        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
+        self.split = make_split(store, config.split)
+        self.pairs = training_pairs(store, self.split, config.model.max_history)
+        counts = training_counts(store, self.split)
+        self.task = build_retrieval(config, store.num_items, counts, self.device)
+        self.table = build_table(config, store.num_items, self.device)
+        first = plan_epoch(self.pairs, 0, config.train)
+        total = config.train.epochs * -(-len(first) // config.train.accumulate)
+        self.step = TrainStep(config, store, self.split, self.task, self.table, rate_course(config, total), self.device)
+        self.spans = Spans()
+        self.schedule = SequentialSchedule(self.step.stages, self.spans)
+        self.progress = Progress()
+        self.identity = checkpoint.identity_of(config, store.path, self.threads)
+        self.resumed = False
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor that the run's future depends on, by name."""
+        dense = checkpoint.dense_state(self.task.encoder, self.step.dense_optimizer)
+        return {**dense, **{f"table.{name}": value for name, value in self.table.state().items()}}
+
+    def restore(self, path: Path) -> None:
+        meta = checkpoint.read_meta(path)
+        checkpoint.ensure_same(path, meta, self.identity)
+        checkpoint.load(path, self.state())
+        self.progress = Progress(**meta["progress"])
+        self.resumed = True
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the end of the last epoch (or an early stop) and evaluate."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / "config.json", to_dict(self.config))
+        keep_through = self.progress.step - 1 if self.resumed else None
+        self._epochs_log = JsonLines(self.folder / "epochs.jsonl", keep_through)
+        self._sinks = open_sinks(self.config, self.folder, keep_through)
+        try:
+            while self.progress.epoch < self.config.train.epochs and not self._stale():
+                self._train_epoch()
+            return self._finish()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self._where_to_resume()) from None
+        finally:
+            for sink in [*self._sinks, self._epochs_log]:
+                sink.close()
+
+    def scorer(self) -> RetrievalScorer:
+        return RetrievalScorer(self.task.encoder, self.table, self.config.model.max_history, self.device)
+
+    def _train_epoch(self) -> None:
+        train, progress = self.config.train, self.progress
+        plan = plan_epoch(self.pairs, progress.epoch, train)
+        contexts = self._contexts(plan)
+        throughput = Throughput(self.config, self.device)
+        with bar(f"epoch {progress.epoch + 1}/{train.epochs}", total=len(plan)) as shown:
+            begin = time.perf_counter()
+            while (sums := self.schedule.progress(contexts)) is not None:
+                now = time.perf_counter()
+                self._count(sums, now - begin, len(plan))
+                begin = now
+                values = self._log_step(sums, throughput)
+                if progress.step % self.config.log.every == 0:
+                    shown.update(progress.batches, throughput.line(progress.step, values))
+                if train.checkpoint_every and progress.step % train.checkpoint_every == 0:
+                    self._save()
+            self._end_epoch(shown)
+
+    def _contexts(self, plan: EpochPlan) -> Iterator[StepContext]:
+        """The epoch's remaining batches; users are numbered through the micro-batches of a step."""
+        accumulate = self.config.train.accumulate
+        for begin in range(self.progress.batches, len(plan), accumulate):
+            step, sums, number = self.progress.step, StepSums(), 0
+            end = min(begin + accumulate, len(plan))
+            for index in range(begin, end):
+                users = plan.batch(index)
+                yield StepContext(step, users, number, completes=index == end - 1, sums=sums)
+                number += len(users)
+
+    def _count(self, sums: StepSums, seconds: float, batches: int) -> None:
+        progress = self.progress
+        progress.step += 1
+        progress.batches = min(progress.batches + self.config.train.accumulate, batches)
+        progress.train_seconds += seconds
+        if sums.skipped:
+            progress.skipped_steps += 1
+        else:
+            progress.epoch_loss += sums.loss
+            progress.epoch_tokens += sums.tokens
+
+    def _log_step(self, sums: StepSums, throughput: Throughput) -> dict[str, Any]:
+        values = {
+            "epoch": self.progress.epoch + 1,
+            "train/loss": sums.loss / sums.tokens,
+            "train/grad_norm": sums.grad_norm,
+            "train/rate": self.step.rates(self.progress.step - 1),
+            "train/skipped_steps": self.progress.skipped_steps,
+            **throughput.measure(sums, self.spans.take(), self.device),
+        }
+        for sink in self._sinks:
+            sink.log(self.progress.step - 1, values)
+        return values
+
+    def _end_epoch(self, shown: Bar) -> None:
+        config, progress = self.config.train, self.progress
+        loss = progress.epoch_loss / max(progress.epoch_tokens, 1)
+        last = progress.epoch + 1 == config.epochs
+        entry: dict[str, Any] = {"epoch": progress.epoch + 1, "loss": loss}
+        if last or (config.evaluate_every and (progress.epoch + 1) % config.evaluate_every == 0):
+            entry.update(self._evaluate(shown))
+        progress.epoch, progress.batches, progress.epoch_loss, progress.epoch_tokens = progress.epoch + 1, 0, 0.0, 0
+        entry["seconds"] = round(progress.train_seconds + progress.evaluate_seconds, 1)
+        self._epochs_log.log(progress.step - 1, entry)
+        for sink in self._sinks[1:]:
+            sink.log(progress.step - 1, {f"epoch/{name}": value for name, value in entry.items()})
+        self._save()
+        shown.write(_epoch_line(entry, config.epochs))
+
+    def _evaluate(self, shown: Bar) -> dict[str, float]:
+        """Metrics of the model as it is now, and whether it is the best so far."""
+        config, progress = self.config.train, self.progress
+        which: Which = "validation" if self.split.validation is not None else "test"
+        metrics = self._metrics(which, lambda note: shown.update(progress.batches, note)).metrics["model"]
+        progress.metrics = metrics
+        if config.select_by not in metrics:
+            raise ConfigError(
+                f"train.select_by {config.select_by!r} is not a metric: take one of {', '.join(metrics)}."
+            )
+        if self.split.validation is None and not config.select_on_test:
+            return metrics  # nothing may be selected by the test: the last epoch stands
+        if metrics[config.select_by] > progress.best_value:
+            progress.best_value, progress.best_step = metrics[config.select_by], progress.step
+            progress.best_epoch, progress.stale_evaluations = progress.epoch + 1, 0
+        else:
+            progress.stale_evaluations += 1
+        return metrics
+
+    def _metrics(self, which: Which, tell: Callable[[str], None] | None = None) -> Evaluation:
+        begin = time.perf_counter()
+        evaluation = evaluate(
+            {"model": self.scorer()},
+            self.store,
+            self.split,
+            which,
+            config=self.config.evaluate,
+            max_history=self.config.model.max_history,
+            seed=self.config.train.seed,
+            progress=tell,
+        )
+        self.progress.evaluate_seconds += time.perf_counter() - begin
+        return evaluation
+
+    def _stale(self) -> bool:
+        return 0 < self.config.train.patience <= self.progress.stale_evaluations
+
+    def _finish(self) -> dict[str, Any]:
+        """Test metrics of the last epoch and, where one was selected, of the best."""
+        progress = self.progress
+        last = self._metrics("test")
+        result: dict[str, Any] = {
+            "last": {"epoch": progress.epoch, "metrics": last.metrics["model"]},
+            "card": last.card,
+            "selected_by": self.config.train.select_by if progress.best_step >= 0 else None,
+            "selected_on": None if progress.best_step < 0 else ("validation" if self.split.validation else "test"),
+            "skipped_steps": progress.skipped_steps,
+        }
+        path = checkpoint.best(self.folder)
+        if progress.best_step >= 0 and path is not None:
+            if progress.best_step != progress.step:
+                checkpoint.load(path, self.state())
+            result["best"] = {"epoch": progress.best_epoch, "metrics": self._metrics("test").metrics["model"]}
+        result["train_seconds"] = round(progress.train_seconds, 1)
+        result["evaluate_seconds"] = round(progress.evaluate_seconds, 1)
+        write_json(self.folder / "result.json", result)
+        return result
+
+    def _save(self) -> None:
+        checkpoint.save(self.folder, self.state(), self.progress, self.identity, self.config.train.keep_checkpoints)
+
+    def _where_to_resume(self) -> str:
+        newest = checkpoint.latest(self.folder)
+        if newest is None:
+            return f"stopped at step {self.progress.step}, before the first checkpoint"
+        return f"stopped at step {self.progress.step}; --resume continues from step {int(newest.name[5:])}"
+
+
+def rate_course(config: Config, total_steps: int) -> Callable[[int], float]:
+    """Step (from 0) -> factor on the learning rates: linear warm-up, then constant, or a cosine down to a tenth."""
+    warmup, cosine = config.train.warmup_steps, config.train.rate == "cosine"
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        if not cosine:
+            return 1.0
+        done = min((step - warmup) / max(total_steps - warmup, 1), 1.0)
+        return COSINE_END + (1 - COSINE_END) * 0.5 * (1 + math.cos(math.pi * done))
+
+    return factor
+
+
+def _epoch_line(entry: dict[str, Any], epochs: int) -> str:
+    shown = "".join(f"  {name} {entry[name]:.4f}" for name in ("hr@10", "ndcg@10") if name in entry)
+    return f"epoch {entry['epoch']}/{epochs}  loss {entry['loss']:.4f}{shown}  {entry['seconds']:.0f} s"
+
+
+__all__ = ["Sink", "Trainer", "rate_course", "train"]
