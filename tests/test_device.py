@@ -80,6 +80,9 @@ def test_peak_memory_on_a_cpu_grows_with_what_is_touched() -> None:
         ("NVIDIA A100-SXM4-80GB", 312e12),
         ("NVIDIA L40S", 362e12),
         ("NVIDIA L4", 121e12),
+        ("NVIDIA L40", None),
+        ("NVIDIA A10G", None),
+        ("NVIDIA GH200 480GB", 989e12),
         ("A card nobody knows", None),
     ],
 )

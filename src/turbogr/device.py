@@ -7,6 +7,7 @@ current one and torch.accelerator raises there; these functions answer for the C
 import ctypes
 import os
 import platform
+import re
 import resource
 import sys
 from typing import Any
@@ -16,20 +17,17 @@ import torch
 from turbogr.errors import ConfigError
 
 _DATASHEET = {
-    # Dense rates without sparsity, FLOP/s: (bf16, fp32 with TF32 where the device has it).
+    # Dense rates without sparsity in FLOP/s: (bf16, TF32). The first that stands in the device's name as words holds.
+    "H200 NVL": (835e12, 417e12),
     "H200": (989e12, 494e12),
+    "GH200": (989e12, 494e12),
     "H100 PCIe": (756e12, 378e12),
+    "H100 NVL": (835e12, 417e12),
     "H100": (989e12, 494e12),
-    "H800": (989e12, 494e12),
-    "B200": (2250e12, 1125e12),
     "A100": (312e12, 156e12),
-    "A800": (312e12, 156e12),
     "L40S": (362e12, 183e12),
     "L4": (121e12, 60e12),
-    "A10": (125e12, 62.5e12),
-    "4090": (165e12, 82.6e12),
     "MI300X": (1307e12, 653e12),
-    "910B1": (414e12, 207e12),
 }
 
 
@@ -110,12 +108,13 @@ def set_threads(threads: int) -> int:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """The datasheet's dense rate in FLOP/s; None where there is no datasheet (a CPU is measured: turbogr.hardware)."""
+    """The datasheet's dense rate in FLOP/s, fp32 as TF32; None for a CPU (turbogr.hardware measures it) and for a device
+    that is not in the table."""
     if device.type == "cpu":
         return None
     name = device_name(device)
     for key, (half, single) in _DATASHEET.items():
-        if key in name:
+        if re.search(rf"\b{key}\b", name):
             return half if dtype in (torch.bfloat16, torch.float16) else single
     return None
 
