@@ -1,6 +1,7 @@
 """DuckDB for one `prepare`: on disk, within a memory limit, interruptible, with progress and errors in sentences."""
 
 import contextlib
+import errno
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -20,17 +21,19 @@ BATCH_ROWS = 1 << 17
 class Engine:
     """Statements run in a second thread, so that Ctrl-C reaches the first one and progress can be shown meanwhile."""
 
-    def __init__(self, scratch: Path, *, memory_limit: str, threads: int) -> None:
+    def __init__(self, scratch: Path, progress: Bar, *, memory_limit: str, threads: int) -> None:
         self.scratch = scratch
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._progress = progress
+        self._phase = (0.0, 0.0, "")
         # memory_limit bounds DuckDB's own buffers; what does not fit goes to files in `scratch`
         settings: dict[str, Any] = {"memory_limit": memory_limit, "temp_directory": str(scratch / "spill")}
         if threads:
             settings["threads"] = threads
-        with said(scratch):
+        with said():
             self.connection = duckdb.connect(str(scratch / "prepare.duckdb"), config=settings)
             self.connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
             self.connection.execute("PRAGMA disable_checkpoint_on_shutdown")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
 
     def __enter__(self) -> "Engine":
         return self
@@ -39,8 +42,12 @@ class Engine:
         self.connection.close()
         self._pool.shutdown()
 
-    def run(self, sql: str, bar: Bar | None = None) -> None:
-        self._wait(lambda: self.connection.execute(sql), bar)
+    def phase(self, note: str, begin: int, end: int) -> None:
+        """The statements that follow take the progress from `begin` to `end` percent."""
+        self._phase = (begin, end, note)
+
+    def run(self, sql: str) -> None:
+        self._wait(lambda: self.connection.execute(sql))
 
     def all(self, sql: str) -> list[tuple[Any, ...]]:
         return self._wait(lambda: self.connection.execute(sql).fetchall())
@@ -53,9 +60,9 @@ class Engine:
         """Name -> DuckDB type of the columns of a relation."""
         return {row[0]: row[1] for row in self.all(f"DESCRIBE SELECT * FROM {relation}")}
 
-    def stream(self, sql: str, bar: Bar | None = None) -> Iterator[pa.RecordBatch]:
+    def stream(self, sql: str) -> Iterator[pa.RecordBatch]:
         """The result of a query, batch by batch."""
-        reader = self._wait(lambda: self.connection.sql(sql).to_arrow_reader(BATCH_ROWS), bar)
+        reader = self._wait(lambda: self.connection.sql(sql).to_arrow_reader(BATCH_ROWS))
 
         def following() -> pa.RecordBatch | None:
             try:
@@ -63,36 +70,35 @@ class Engine:
             except StopIteration:
                 return None
 
-        while (batch := self._wait(following, bar)) is not None:
+        while (batch := self._wait(following)) is not None:
             yield batch
 
-    def _wait(self, call: Callable[[], T], bar: Bar | None = None) -> T:
+    def _wait(self, call: Callable[[], T]) -> T:
         future = self._pool.submit(call)
         try:
             while not wait([future], timeout=POLL_S).done:
-                if bar is not None and (share := self.connection.query_progress()) > 0:
-                    bar.update(int(share))
+                begin, end, note = self._phase
+                share = max(self.connection.query_progress(), 0.0) / 100
+                self._progress.update(int(begin + (end - begin) * share), note)
         except BaseException:
             while not wait([future], timeout=POLL_S).done:
                 self.connection.interrupt()
             raise
-        with said(self.scratch):
+        with said():
             return future.result()
 
 
 @contextlib.contextmanager
-def said(scratch: Path) -> Iterator[None]:
-    """Turn DuckDB's errors into sentences."""
+def said() -> Iterator[None]:
+    """Turn DuckDB's errors into sentences; a full disk becomes the OSError that any writer would meet."""
     try:
         yield
     except (duckdb.Error, pa.ArrowException) as error:
         text = str(error)
         if "No space left" in text or "max_temp_directory_size" in text or "disk is full" in text:
-            raise UserError(
-                f"No space left while writing {scratch.parent}: free some or choose another disk."
-            ) from error
+            raise OSError(errno.ENOSPC, text) from error
         if isinstance(error, duckdb.OutOfMemoryException):
             raise UserError(
-                "The memory limit is too small for this log: raise --memory-limit or lower --threads."
+                "the memory limit is too small for this log: raise --memory-limit or lower --threads."
             ) from error
-        raise DataError(f"{text.strip().splitlines()[0]}") from error
+        raise DataError(text.strip().splitlines()[0]) from error

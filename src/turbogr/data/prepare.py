@@ -28,7 +28,7 @@ from turbogr.data.sources.table import Frame, Mapping, TimeUnit
 from turbogr.data.store import COLUMNS, Manifest
 from turbogr.errors import DataError
 from turbogr.files import sha256, whole_folder, write_json
-from turbogr.progress import Bar, bar
+from turbogr.progress import bar
 
 MAX_ACTIONS = 16
 
@@ -56,8 +56,8 @@ def prepare(source: Source, out: str | Path, options: PrepareOptions | None = No
     with whole_folder(Path(out), overwrite=options.overwrite) as folder, bar(f"prepare {out}", 100) as progress:
         scratch = folder / "scratch"
         scratch.mkdir()
-        with Engine(scratch, memory_limit=options.memory_limit, threads=options.threads) as engine:
-            manifest = _Preparation(source, engine, options, folder, progress).manifest()
+        with Engine(scratch, progress, memory_limit=options.memory_limit, threads=options.threads) as engine:
+            manifest = _Preparation(source, engine, options, folder).manifest()
         shutil.rmtree(scratch)
         manifest = dataclasses.replace(manifest, files=_facts(folder))
         write_json(folder / "manifest.json", manifest.to_json())
@@ -84,22 +84,23 @@ def prepare_frame(
 class _Preparation:
     """The steps, over one engine whose tables they hand on: log -> kept -> user_index, item_index -> files."""
 
-    def __init__(self, source: Source, engine: Engine, options: PrepareOptions, folder: Path, progress: Bar) -> None:
+    def __init__(self, source: Source, engine: Engine, options: PrepareOptions, folder: Path) -> None:
         self.source = source
         self.engine = engine
         self.options = options
         self.folder = folder
-        self.progress = progress
         self.log: Log = source.open(engine)
         self.actions = tuple(self.log.actions)
 
     def manifest(self) -> Manifest:
+        self.engine.phase("reading", 0, 55)
         rejected = self.stage()
         staged = self.engine.one("SELECT count(*) FROM log")
         if not staged:
             raise DataError(
                 f"{', '.join(self.log.files)}: an empty log, not one usable row: check the path and the format."
             )
+        self.engine.phase("numbering users and items", 55, 65)
         self.filter()
         self.index()
         users, items = (self.engine.one(f"SELECT count(*) FROM {t}_index") for t in ("user", "item"))
@@ -107,9 +108,11 @@ class _Preparation:
             raise DataError(
                 f"the filters leave none of {staged:,} events: choose weaker ones ({self.options.filters})."
             )
+        self.engine.phase("sorting", 65, 95)
         single, ties, events = self.write_events(users)
         if single == users:
             raise DataError(f"no user has two events ({users:,} users, {events:,} events): nothing could be predicted.")
+        self.engine.phase("writing users and items", 95, 100)
         self.write_features()
         options = self.options
         return Manifest(
@@ -140,7 +143,6 @@ class _Preparation:
             f'CREATE TABLE log AS SELECT {log.user} AS "user", {log.item} AS item, '
             f'TRY_CAST({log.time} AS BIGINT) AS "time", '
             f"CAST({' + '.join(bits) or '0'} AS USMALLINT) AS actions, filename AS file{extra} FROM {log.rows}",
-            self.progress,
         )
         return settle(self.engine, log, self.folder / "rejects.csv" if self.options.skip_bad_rows else None)
 
@@ -171,7 +173,7 @@ class _Preparation:
         filters = self.options.filters
         users, items = (self.engine.one(f"SELECT count(*) FROM {t}_index") for t in ("user", "item"))
         pairs = PairFiles(self.engine.scratch)
-        for batch in self.engine.stream(f"SELECT u.index AS user, i.index AS item FROM {_INDEXED}", self.progress):
+        for batch in self.engine.stream(f"SELECT u.index AS user, i.index AS item FROM {_INDEXED}"):
             pairs.append(batch["user"].to_numpy(), batch["item"].to_numpy())
         for table, alive in zip(
             ("user_index", "item_index"), pairs.core(users, items, filters.user_core, filters.item_core), strict=True
@@ -200,7 +202,6 @@ class _Preparation:
         for batch in self.engine.stream(
             f'SELECT u.index AS "user", i.index AS item, "time", actions FROM {_INDEXED} '
             f'ORDER BY u.index, "time", {order}',
-            self.progress,
         ):
             user, time = batch["user"].to_numpy(), batch["time"].to_numpy()
             lengths[user[0] : user[-1] + 1] += np.bincount(user - user[0])
@@ -233,7 +234,7 @@ class _Preparation:
                 join = f"LEFT JOIN {features} f ON x.raw = f.raw_id"
             query = f"SELECT {columns} FROM {table}_index x {join} ORDER BY x.index"
             schema = self.engine.connection.sql(query).limit(0).to_arrow_table().schema
-            write_parquet(self.folder / f"{table}s.parquet", self.engine.stream(query, self.progress), schema)
+            write_parquet(self.folder / f"{table}s.parquet", self.engine.stream(query), schema)
 
     def _require_unique(self, features: str, what: str) -> None:
         twice = self.engine.all(

@@ -37,9 +37,8 @@ def settle(engine: Engine, log: Log, target: Path | None) -> int:
     if target is None:
         first = found[0]
         more = f" ({len(found):,} such rows in all)" if len(found) > 1 else ""
-        place = f"{'line' if log.first_line else 'row'} {first.line}"
         raise DataError(
-            f"{log.files[first.file_number]}, {place}: {first.reason}{more}; "
+            f"{log.files[first.file_number]}, {log.place} {first.line}: {first.reason}{more}; "
             "mend it, or pass --skip-bad-rows to set such rows aside."
         )
     engine.run(f"DELETE FROM log WHERE {BAD}")
@@ -108,5 +107,5 @@ def _invalid(engine: Engine, log: Log, unparsed: list[Reject]) -> list[Reject]:
 def _invalid_reason(user: object, item: object, time: object) -> str:
     for what, value in (("user", user), ("item", item), ("time", time)):
         if value is None or value == "":
-            return f"the {what} is missing"
+            return f"the {what} is missing" + (" or does not fit 64 bits" if what == "time" else "")
     return f"the time is negative ({time})"

@@ -26,6 +26,8 @@ class Log:
     """Its values of `filename`, in order."""
     first_line: int
     """Number of a file's first row as an error names it: 2 below a header line."""
+    place: str = "line"
+    """What that number counts: lines of a text, rows of a table."""
     user: str
     item: str
     time: str
@@ -76,15 +78,16 @@ def csv_rows(
     delimiter: str = ",",
     header: bool = True,
     quote: str = '"',
-    encoding: str = "utf-8",
+    faults: str = "store_rejects = true, rejects_limit = 0",
 ) -> str:
     """A relation over CSV files; a row whose typed fields are missing or do not parse goes to DuckDB's reject table."""
     columns = ", ".join(f"{text(n)}: {text(types.get(n, 'VARCHAR'))}" for n in names)
+    # An empty field is then no NULL but one that does not parse. All columns are named, because DuckDB 2.0 counts the
+    # columns that are read, not those of the file, when it looks up which are forced.
+    strict = f"force_not_null = {texts(names)}, " if types else ""
     return (
         f"read_csv({texts(map(str, files))}, columns = {{{columns}}}, auto_detect = false, header = {header}, "
-        f"delim = {text(delimiter)}, quote = {text(quote)}, escape = {text(quote)}, encoding = {text(encoding)}, "
-        f"force_not_null = {texts(n for n in names if n in types)}, filename = true, "
-        "store_rejects = true, rejects_limit = 0)"
+        f"delim = {text(delimiter)}, quote = {text(quote)}, escape = {text(quote)}, {strict}filename = true, {faults})"
     )
 
 

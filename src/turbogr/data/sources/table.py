@@ -28,6 +28,7 @@ UNITS_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000}
 INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER")
 FLOATS = ("FLOAT", "DOUBLE")
 DELIMITERS = ",\t;|"
+SAMPLE_ROWS = 10_000
 IPC_ENDINGS = (".arrow", ".feather", ".ipc")
 
 
@@ -52,19 +53,20 @@ class Mapping:
         named = (self.user, self.item, self.time, *self.actions, self.title, self.rating)
         return list(dict.fromkeys(n for n in named if n))
 
-    def log(self, rows: str, types: dict[str, str], files: tuple[str, ...], first: int) -> Log:
+    def log(self, rows: str, types: dict[str, str], files: tuple[str, ...], first: int, place: str = "row") -> Log:
         time, units = _time(types[self.time], self)
         return Log(
             rows=rows,
             files=files,
             first_line=first,
+            place=place,
             user=_id(types[self.user], self.user),
             item=_id(types[self.item], self.item),
             time=time,
             time_units_per_second=units,
             actions={a: f"CAST({name(a)} AS DOUBLE) <> 0" for a in self.actions},
             rating=name(self.rating) if self.rating else "",
-            title=name(self.title) if self.title else "",
+            title=f"nullif(CAST({name(self.title)} AS VARCHAR), '')" if self.title else "",
         )
 
 
@@ -93,24 +95,34 @@ class Table:
         delimiter = max(DELIMITERS, key=first_line(files[0]).count)
         names = csv_header(files, delimiter)
         require_columns(names, self.columns.columns, files[0])
-        sniffed = engine.columns(
-            f"read_csv({texts(map(str, files))}, header = true, delim = {text(delimiter)}, quote = '\"', escape = '\"')"
-        )
-        types = dict(zip(names, sniffed.values(), strict=True))
-        strict = {
-            self.columns.user: "BIGINT" if types[self.columns.user] in INTEGERS else "VARCHAR",
-            self.columns.item: "BIGINT" if types[self.columns.item] in INTEGERS else "VARCHAR",
-            self.columns.time: types[self.columns.time],
-        }
-        if not _is_moment(types[self.columns.time]) and types[self.columns.time] not in FLOATS:
-            strict[self.columns.time] = TIME_TYPE
-        strict |= {a: "BOOLEAN" if types[a] == "BOOLEAN" else "DOUBLE" for a in self.columns.actions}
-        if self.columns.rating:
-            strict[self.columns.rating] = "DOUBLE"
-        _id(types[self.columns.user], self.columns.user)
-        _id(types[self.columns.item], self.columns.item)
-        rows = csv_rows(files, names, strict, delimiter=delimiter)
-        return self.columns.log(rows, types | strict, tuple(map(str, files)), first=2)
+        types = _csv_types(engine, files[0], names, delimiter, self.columns)
+        rows = csv_rows(files, names, types, delimiter=delimiter)
+        return self.columns.log(rows, types, tuple(map(str, files)), first=2, place="line")
+
+
+def _csv_types(engine: Engine, path: Path, names: list[str], delimiter: str, columns: Mapping) -> dict[str, str]:
+    """The type that the first rows' values of each mapped column have; a few bad ones among them do not change it."""
+    rows = csv_rows([path], names, {}, delimiter=delimiter, faults="ignore_errors = true")
+    counts = ", ".join(
+        f"count({c}), count(*) FILTER ({c} SIMILAR TO '(0|-?[1-9][0-9]*)' AND TRY_CAST({c} AS BIGINT) IS NOT NULL), "
+        f"count(TRY_CAST({c} AS DOUBLE)), count(TRY_CAST({c} AS TIMESTAMP)), count(*) FILTER (contains({c}, '.'))"
+        for c in map(name, columns.columns)
+    )
+    row = engine.all(f"SELECT {counts} FROM (FROM {rows} LIMIT {SAMPLE_ROWS})")[0]
+    types = {}
+    for place, column in enumerate(columns.columns):
+        filled, whole, numbers, moments, points = row[5 * place : 5 * place + 5]
+        if column == columns.time:
+            types[column] = "TIMESTAMP" if moments > numbers else "DOUBLE" if points and numbers > whole else TIME_TYPE
+        elif column in (columns.user, columns.item):
+            fraction = numbers == filled and points > 0
+            types[column] = "BIGINT" if whole == filled else "DOUBLE" if fraction else "VARCHAR"
+            _id(types[column], column)  # refuses fractions, before they are rounded
+        elif column == columns.rating:
+            types[column] = "DOUBLE"
+        elif column in columns.actions:
+            types[column] = "DOUBLE" if numbers == filled else "BOOLEAN"
+    return types
 
 
 @dataclass(frozen=True)
