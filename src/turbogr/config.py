@@ -65,7 +65,7 @@ class ModelConfig:
     max_history: int = 200
     """Latest events of a user that the model sees; older ones are cut."""
     length_margin: int = 11
-    """The attention's divisor and the position table's length are max_history + length_margin (11 in the public recipe)."""
+    """The attention's divisor and the position table's length are max_history + length_margin (public recipe: 11)."""
     dropout: float = 0.2
     hstu: HstuConfig = field(default_factory=HstuConfig)
     sasrec: SasrecConfig = field(default_factory=SasrecConfig)
@@ -96,7 +96,7 @@ class NegativesConfig:
 @dataclass(frozen=True, kw_only=True)
 class TablesConfig:
     optimizer: Literal["adagrad", "lazy-adam", "adamw"] = "lazy-adam"
-    """adagrad: row-wise Adagrad, one accumulator per row. lazy-adam: Adam on touched rows only. adamw: every row, every step."""
+    """adagrad: row-wise, one accumulator per row. lazy-adam: Adam on touched rows. adamw: every row, every step."""
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
@@ -228,38 +228,64 @@ def to_dict(config: Any) -> dict[str, Any]:
 def check(config: Config) -> None:
     """Refuse what cannot work, in one sentence, before any work starts."""
     model, train, split = config.model, config.train, config.split
-    for name, value in (("model.dim", model.dim), ("model.blocks", model.blocks), ("model.heads", model.heads),
-                        ("model.max_history", model.max_history), ("train.epochs", train.epochs),
-                        ("train.accumulate", train.accumulate), ("negatives.count", config.negatives.count),
-                        ("train.keep_checkpoints", train.keep_checkpoints), ("log.every", config.log.every),
-                        ("evaluate.batch_users", config.evaluate.batch_users),
-                        ("evaluate.item_chunk", config.evaluate.item_chunk)):
+    for name, value in (
+        ("model.dim", model.dim),
+        ("model.blocks", model.blocks),
+        ("model.heads", model.heads),
+        ("model.max_history", model.max_history),
+        ("train.epochs", train.epochs),
+        ("train.accumulate", train.accumulate),
+        ("negatives.count", config.negatives.count),
+        ("train.keep_checkpoints", train.keep_checkpoints),
+        ("log.every", config.log.every),
+        ("evaluate.batch_users", config.evaluate.batch_users),
+        ("evaluate.item_chunk", config.evaluate.item_chunk),
+    ):
         _require(value >= 1, f"{name} must be at least 1, not {value}.")
-    for name, rate in (("tables.lr", config.tables.lr), ("dense.lr", config.dense.lr),
-                       ("task.temperature", config.task.temperature)):
+    for name, rate in (
+        ("tables.lr", config.tables.lr),
+        ("dense.lr", config.dense.lr),
+        ("task.temperature", config.task.temperature),
+    ):
         _require(rate > 0, f"{name} must be above 0, not {rate}.")
     _require(model.dim % model.heads == 0, f"model.dim {model.dim} is not a multiple of model.heads {model.heads}.")
     _require(0 <= model.dropout < 1, f"model.dropout must lie in [0, 1), not {model.dropout}.")
     _require(model.length_margin >= 0, f"model.length_margin must not be negative, is {model.length_margin}.")
     _require(model.max_len < 2**16, f"model.max_history + length_margin must stay below 65536, is {model.max_len}.")
-    _require(train.batch_users > 0 or train.batch_tokens > 0, "one of train.batch_users and train.batch_tokens must be above 0.")
+    _require(
+        train.batch_users > 0 or train.batch_tokens > 0,
+        "one of train.batch_users and train.batch_tokens must be above 0.",
+    )
     _require(0 <= train.seed < 2**63, f"train.seed must lie in [0, 2^63), not {train.seed}.")
     if split.protocol == "global-time":
-        _require(split.time is not None, "split.protocol global-time needs split.time, the moment where the test begins.")
+        _require(
+            split.time is not None, "split.protocol global-time needs split.time, the moment where the test begins."
+        )
         if split.validation_time is not None and split.time is not None:
             _require(split.validation_time < split.time, "split.validation_time must lie before split.time.")
     else:
-        _require(split.time is None and split.validation_time is None,
-                 f"split.time and split.validation_time belong to the protocol global-time, not to {split.protocol}.")
+        _require(
+            split.time is None and split.validation_time is None,
+            f"split.time and split.validation_time belong to the protocol global-time, not to {split.protocol}.",
+        )
     has_validation = split.protocol == "leave-one-out-validation" or split.validation_time is not None
-    _require(train.patience == 0 or has_validation or train.select_on_test,
-             f"train.patience stops early by a validation, which split.protocol {split.protocol} does not have: "
-             "take leave-one-out-validation, or say train.select_on_test true.")
-    _require(config.tables.weight_decay == 0 or config.tables.optimizer == "adamw",
-             "tables.weight_decay needs tables.optimizer adamw.")
-    _require(model.name == "hstu" or model.hstu == HstuConfig(), f"model.hstu settings mean nothing for model.name {model.name}.")
-    _require(model.name == "sasrec" or model.sasrec == SasrecConfig(),
-             f"model.sasrec settings mean nothing for model.name {model.name}.")
+    _require(
+        train.patience == 0 or has_validation or train.select_on_test,
+        f"train.patience stops early by a validation, which split.protocol {split.protocol} does not have: "
+        "take leave-one-out-validation, or say train.select_on_test true.",
+    )
+    _require(
+        config.tables.weight_decay == 0 or config.tables.optimizer == "adamw",
+        "tables.weight_decay needs tables.optimizer adamw.",
+    )
+    _require(
+        model.name == "hstu" or model.hstu == HstuConfig(),
+        f"model.hstu settings mean nothing for model.name {model.name}.",
+    )
+    _require(
+        model.name == "sasrec" or model.sasrec == SasrecConfig(),
+        f"model.sasrec settings mean nothing for model.name {model.name}.",
+    )
 
 
 def _require(holds: bool, sentence: str) -> None:
@@ -275,8 +301,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         choices = typing.get_args(hint)
         if value not in choices:
-            raise ConfigError(f"{where} must be one of {', '.join(map(repr, choices))}, not {value!r}"
-                              f"{did_you_mean(str(value), map(str, choices))}.")
+            raise ConfigError(
+                f"{where} must be one of {', '.join(map(repr, choices))}, not {value!r}"
+                f"{did_you_mean(str(value), map(str, choices))}."
+            )
         return value
     if origin in (types.UnionType, typing.Union):
         inner = [a for a in typing.get_args(hint) if a is not type(None)]

@@ -1,4 +1,4 @@
-"""Errors a user can mend: one sentence that says where, what and what to do. The CLI prints them without a traceback."""
+"""Errors a user can mend: one sentence with place, fault and remedy. The CLI prints them without a traceback."""
 
 import difflib
 from collections.abc import Iterable

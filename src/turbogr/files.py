@@ -1,4 +1,4 @@
-"""Files that are whole or absent: everything the project writes goes to a temporary name first and is renamed when complete."""
+"""Files that are whole or absent: all that is written goes to a temporary name first and is renamed at the end."""
 
 import contextlib
 import errno
@@ -96,7 +96,8 @@ def said_where(target: Path) -> Iterator[None]:
         if error.errno == errno.ENOSPC:
             raise UserError(f"No space left while writing {target}: free some or choose another disk.") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise UserError(f"{target} may not be written ({os.strerror(error.errno)}): choose another place.") from error
+            why = os.strerror(error.errno)
+            raise UserError(f"{target} may not be written ({why}): choose another place.") from error
         raise
 
 

@@ -24,9 +24,10 @@ class Jagged:
 
     def to_padded(self, max_len: int, fill: float = 0.0) -> Tensor:
         """[B, max_len, ...]; longer rows are an error."""
-        return torch.nested.to_padded_tensor(
+        padded: Tensor = torch.nested.to_padded_tensor(
             self.to_nested(), fill, (len(self.lengths), max_len, *self.values.shape[1:])
         )
+        return padded
 
     def to_nested(self) -> Tensor:
         """As a `torch.nested` tensor of layout jagged, sharing memory."""
@@ -35,7 +36,7 @@ class Jagged:
 
     @classmethod
     def from_nested(cls, nested: Tensor) -> "Jagged":
-        return cls(nested.values(), nested.offsets())
+        return cls(nested.values(), nested.offsets())  # type: ignore[attr-defined]
 
     @classmethod
     def from_rows(cls, rows: list[Tensor]) -> "Jagged":

@@ -16,7 +16,8 @@ from turbogr.ops.philox import random_order
 
 def training_pairs(store: Store, split: Split, max_history: int) -> np.ndarray:
     """int64 [U]: (event, next event) pairs that a user gives, at most max_history."""
-    return np.clip(split.train_end - np.asarray(store.offsets[:-1]) - 1, 0, max_history)
+    pairs: np.ndarray = np.clip(split.train_end - np.asarray(store.offsets[:-1]) - 1, 0, max_history)
+    return pairs
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Encoders. A package adds one under the entry point group `turbogr.encoders`: a callable (ModelConfig, seed) -> Module."""
+"""Encoders. A package adds its own by an entry point in the group `turbogr.encoders`: (ModelConfig, seed) -> Module."""
 
 from collections.abc import Callable
 from importlib.metadata import entry_points

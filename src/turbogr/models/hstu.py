@@ -50,7 +50,7 @@ class HstuBlock(nn.Module):
         return x + torch.nn.functional.linear(gated, self.out_weight, self.out_bias)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (self.heads, -1))  # [T, h, d]
+        return x.view(len(x), self.heads, x.shape[1] // self.heads)  # [T, h, d]
 
 
 class Hstu(nn.Module):

@@ -49,7 +49,7 @@ class SasrecBlock(nn.Module):
         dim = x.shape[1]
         q = linear(query, self.qkv_weight[:dim], self.qkv_bias[:dim])
         k, v = linear(x, self.qkv_weight[dim:], self.qkv_bias[dim:]).chunk(2, dim=1)
-        q, k, v = (part.unflatten(1, (self.heads, -1)) for part in (q, k, v))
+        q, k, v = (part.view(len(x), self.heads, dim // self.heads) for part in (q, k, v))
         y = softmax_attention(
             q,
             k,

@@ -1,1 +1,1 @@
-"""Operators: one folder each, with a public function, a readable reference and faster backends that must agree with it."""
+"""Operators: one folder each, with a public function, a readable reference and faster backends that agree with it."""

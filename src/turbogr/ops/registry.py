@@ -1,7 +1,7 @@
 """Which backend an operator takes, and why.
 
-Every operator lists its backends from fastest to plainest. `pick` answers (backend, reason); an argument or the variable
-TURBOGR_BACKEND forces one, and a forced one that cannot run raises with the reason.
+Every operator lists its backends from fastest to plainest. `pick` answers (backend, reason); an argument or the
+variable TURBOGR_BACKEND forces one, and a forced one that cannot run raises with the reason.
 """
 
 import os
@@ -37,7 +37,7 @@ class Operator:
         wanted = forced or os.environ.get("TURBOGR_BACKEND")
         if wanted:
             return self._forced(device, wanted, "asked for" if forced else "TURBOGR_BACKEND")
-        passed_over = []
+        passed_over: list[str] = []
         for backend in self.backends:
             refusal = backend.rejects(device)
             if refusal is None:

@@ -31,7 +31,7 @@ class Tile:
     def pad(self, values: Tensor) -> Tensor:
         """[T, ...] -> [b, L, ...]."""
         # index_select copies whole rows, advanced indexing element by element
-        return torch.index_select(values, 0, self.tokens.flatten()).unflatten(0, self.tokens.shape)
+        return torch.index_select(values, 0, self.tokens.flatten()).view(*self.tokens.shape, *values.shape[1:])
 
     def unpad_into(self, out: Tensor, padded: Tensor) -> None:
         """Write the real cells of [b, L, ...] to their tokens of out [T, ...]."""
@@ -62,5 +62,10 @@ def _tile(starts: list[int], lengths: list[int], tokens: int, device: torch.devi
     valid = steps < torch.tensor(lengths).unsqueeze(1)
     slots = valid.flatten().nonzero().squeeze(1)
     real = index.flatten()[slots]
-    parts = (part.to(device, non_blocking=True) for part in (index.clamp(max=tokens - 1), valid, real, slots))
-    return Tile(*parts, name=tuple(zip(starts, lengths, strict=True)))
+    return Tile(
+        tokens=index.clamp(max=tokens - 1).to(device, non_blocking=True),
+        valid=valid.to(device, non_blocking=True),
+        real=real.to(device, non_blocking=True),
+        slots=slots.to(device, non_blocking=True),
+        name=tuple(zip(starts, lengths, strict=True)),
+    )

@@ -47,7 +47,7 @@ class RetrievalTask:
     def loss(self, batch: Batch, noise: Noise, rows: Rows) -> tuple[Tensor, Tensor]:
         """(sum of the tokens' losses, losses [T] without gradient)."""
         tokens = batch.tokens
-        items, targets, negatives = rows.inverse.split([tokens, tokens, tokens * self.negatives])
+        items, targets, negatives = torch.split(rows.inverse, [tokens, tokens, tokens * self.negatives])
         sequences = Sequences(batch.offsets, noise.positions, batch.times, batch.next_times, noise)
         with self._autocast():
             # index_select's backward adds duplicates in a fixed order on a CPU
@@ -127,7 +127,8 @@ class RetrievalScorer:
 
 def unit(x: Tensor) -> Tensor:
     x = x.float()
-    return x / x.norm(dim=1, keepdim=True).clamp(min=NORM_EPS)
+    length: Tensor = x.norm(dim=1, keepdim=True)
+    return x / length.clamp(min=NORM_EPS)
 
 
 def build_retrieval(config: Config, num_items: int, counts: np.ndarray, device: torch.device) -> RetrievalTask:

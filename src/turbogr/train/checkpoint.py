@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from turbogr.config import Config, to_dict
 from turbogr.errors import CheckpointError
@@ -62,11 +63,11 @@ class Progress:
 
 
 def save(folder: Path, state: dict[str, Tensor], progress: Progress, identity: dict[str, Any], keep: int) -> Path:
-    """Write checkpoint `progress.step` of the run in `folder`, then remove those older than the `keep` latest and the best."""
+    """Write checkpoint `progress.step` of the run in `folder`, then remove all but the `keep` latest and the best."""
     target = folder / "checkpoints" / f"step-{progress.step:08d}"
     with whole_folder(target, overwrite=True) as partial:
         with _quiet():
-            dcp.save(dict(state), storage_writer=HuggingFaceStorageWriter(str(partial)), no_dist=True)
+            dcp_save(dict(state), storage_writer=HuggingFaceStorageWriter(str(partial)), no_dist=True)
         meta = {"format": FORMAT, "version": VERSION, "progress": asdict(progress), **identity}
         (partial / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
     if progress.best_step == progress.step:
@@ -79,7 +80,7 @@ def load(path: Path, state: dict[str, Tensor]) -> None:
     """Fill the tensors of `state` in place from the checkpoint at `path`."""
     try:
         with _quiet():
-            dcp.load(dict(state), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+            dcp_load(dict(state), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     except Exception as error:
         # DCP wraps what went wrong on a rank in an exception of its own kind
         reason = (str(error).strip().splitlines() or ["unreadable"])[-1]

@@ -42,15 +42,15 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         purge = None if keep_through is None else keep_through + 1
-        self._writer = SummaryWriter(str(folder), purge_step=purge)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder), purge_step=purge)
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         for name, value in values.items():
             if isinstance(value, int | float):
-                self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class WeightsAndBiases:

@@ -3,8 +3,9 @@
     read, balance, sample, exchange_ids, wait_unique, lookup, forward_backward, exchange_grads      every (micro-)batch
     sync_replicas, update_rows, update_dense                                                        once per step
 
-A stage reads fields that earlier stages filled and fills its own. With one rank and a local table, balance, exchange_ids,
-wait_unique, exchange_grads and sync_replicas have nothing to do; they are named so that schedules and spans know their place.
+A stage reads fields that earlier stages filled and fills its own. With one rank and a local table, balance,
+exchange_ids, wait_unique, exchange_grads and sync_replicas have nothing to do; they are named so that schedules and
+spans know their place.
 """
 
 import math
@@ -170,8 +171,8 @@ class TrainStep:
         users = ctx.sums.bad_users or ctx.users.tolist()
         named = ", ".join(map(repr, self.store.raw_users(users[:5]))) + (", ..." if len(users) > 5 else "")
         return (
-            f"the {what} of step {ctx.step} is not finite (users {named}): lower tables.lr and dense.lr or set dense.clip, "
-            "or count and skip such steps by train.on_nonfinite skip."
+            f"the {what} of step {ctx.step} is not finite (users {named}): lower tables.lr and dense.lr or set "
+            "dense.clip, or count and skip such steps by train.on_nonfinite skip."
         )
 
 

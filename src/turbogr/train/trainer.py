@@ -59,7 +59,8 @@ class Trainer:
         if config.train.precision == "bf16" and not supports_bf16(self.device):
             raise ConfigError(f"train.precision bf16 is not supported by this {self.device.type}: take fp32.")
         torch.use_deterministic_algorithms(self.device.type == "cpu")
-        torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
+        # a debugging aid that costs time
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self.split = make_split(store, config.split)
         self.pairs = training_pairs(store, self.split, config.model.max_history)
         counts = training_counts(store, self.split)

@@ -7,7 +7,6 @@ bucket(dt) = clamp(floor(ln(max(|dt|, 1)) / bucket_width), 0, buckets)
 T tokens, B rows, H heads; q, k [T, H, dqk], v [T, H, dv], y [T, H, dv]
 """
 
-import torch
 from torch import Tensor
 
 from turbogr.ops.hstu_attention.reference import Bias, attend_reference

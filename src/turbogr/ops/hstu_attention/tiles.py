@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from turbogr.ops.hstu_attention.reference import Bias, time_bucket
@@ -22,7 +21,7 @@ _kept_buckets: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def attend_tiles(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int, bias: Bias) -> Tensor:
-    out: Tensor = HstuAttentionFunction.apply(
+    out: Tensor = HstuAttentionFunction.apply(  # type: ignore[no-untyped-call]
         q, k, v, bias.position, bias.time, bias.times, bias.next_times, offsets, max_len, bias.bucket_width
     )
     return out
@@ -30,7 +29,7 @@ def attend_tiles(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int,
 
 class HstuAttentionFunction(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         q: Tensor,
         k: Tensor,
@@ -55,7 +54,7 @@ class HstuAttentionFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, position, time, times, next_times = ctx.saved_tensors
         bias = Bias(position, time, times, next_times, ctx.bucket_width)
         dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
@@ -103,7 +102,7 @@ def _scores(q: Tensor, k: Tensor, tile: Tile, bias: Bias) -> tuple[Tensor, Tenso
 
 def _buckets(times: Tensor, next_times: Tensor, tile: Tile, width: float, count: int) -> Tensor:
     """int32 [b, L, L], computed once per batch: they cost as much as the scores."""
-    kept = _kept_buckets.setdefault(next_times, {})
+    kept = _kept_buckets.setdefault(next_times, {})  # type: ignore[no-untyped-call]
     # the entry holds `times` too, so that its id stays its own
     key = (id(times), times._version, next_times._version, tile.name, width, count)
     if key in kept:

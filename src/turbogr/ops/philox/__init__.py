@@ -75,13 +75,14 @@ def random_order(seed: int, step: int, count: int) -> Tensor:
 
 
 def normal_rows(key: Key, ids: Tensor, dim: int, std: float, bound: float = 0.0) -> Tensor:
-    """[n, dim] rows of a normal distribution, cut at +-bound standard deviations if bound > 0; a pure function of the id."""
+    """[n, dim] rows of a normal distribution, cut at +-bound deviations if bound > 0; a pure function of the id."""
     # the inverse distribution function of uniform numbers in the middle of 2^-32 wide cells
     uniform = (random_words(key, ids, torch.zeros_like(ids), dim).double() + 0.5) / 2.0**32
     if bound > 0:
-        edge = torch.special.ndtr(torch.tensor(-bound, dtype=torch.float64)).item()
+        edge = torch.special.ndtr(torch.tensor(-bound, dtype=torch.float64, device="cpu")).item()
         uniform = edge + uniform * (1 - 2 * edge)
-    return (torch.special.ndtri(uniform) * std).float()
+    normal: Tensor = torch.special.ndtri(uniform) * std
+    return normal.float()
 
 
 def uniform_rows(key: Key, ids: Tensor, dim: int, edge: float) -> Tensor:

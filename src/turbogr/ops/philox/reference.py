@@ -12,7 +12,7 @@ CHUNK = 1 << 16
 
 
 def philox4x32(seed: int, word0: int, word1: int, word2: Tensor, word3: Tensor) -> Tensor:
-    """[n, 4] int64 in [0, 2^32): the block function of counters (word0, word1, word2[i], word3[i]) under the key `seed`."""
+    """[n, 4] int64 in [0, 2^32): the block function of counters (word0, word1, word2[i], word3[i]) under key `seed`."""
     out = torch.empty(len(word2), 4, dtype=torch.int64, device=word2.device)
     for begin in range(0, len(word2), CHUNK):
         c2, c3 = word2[begin : begin + CHUNK] & LOW, word3[begin : begin + CHUNK] & LOW

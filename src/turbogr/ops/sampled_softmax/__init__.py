@@ -7,7 +7,6 @@ answer: sum_t loss_t and, for diagnosis, every loss_t
 T tokens, R negatives, U rows, D width
 """
 
-import torch
 from torch import Tensor
 
 from turbogr.ops.registry import Backend, register

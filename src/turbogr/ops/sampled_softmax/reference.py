@@ -24,7 +24,8 @@ def loss_reference(
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True).clamp(min=eps)
+    unit: Tensor = x / x.norm(dim=-1, keepdim=True).clamp(min=eps)
+    return unit
 
 
 def accidental_hits(candidates: Tensor) -> Tensor:

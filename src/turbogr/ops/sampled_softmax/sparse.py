@@ -1,8 +1,8 @@
 """Sampled softmax by sparse matrix products: the [T, U] score matrix with T * (1 + R) entries is never filled in.
 
-Scores are a sampled dense-dense product, the gradients two sparse-dense ones; the rows' gradient first sorts the entries by
-row, so every sum has a fixed order. Forward and backward run in one pass, because the answer is a sum: its gradient is a
-scalar times what the forward already knows.
+Scores are a sampled dense-dense product, the gradients two sparse-dense ones; the rows' gradient first sorts the
+entries by row, so every sum has a fixed order. Forward and backward run in one pass, because the answer is a sum: its
+gradient is a scalar times what the forward already knows.
 """
 
 import warnings
@@ -27,13 +27,13 @@ def loss_sparse(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     candidates = torch.cat((positive.unsqueeze(1), negatives), dim=1)
-    total, losses = SampledSoftmaxFunction.apply(query, rows, candidates, temperature, log_q, eps)
+    total, losses = SampledSoftmaxFunction.apply(query, rows, candidates, temperature, log_q, eps)  # type: ignore[no-untyped-call]
     return total, losses
 
 
 class SampledSoftmaxFunction(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, query: Tensor, rows: Tensor, candidates: Tensor, temperature: float, log_q: Tensor | None, eps: float
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(query.dtype, torch.float32)
@@ -59,7 +59,7 @@ class SampledSoftmaxFunction(torch.autograd.Function):
         return losses.sum(), losses
 
     @staticmethod
-    def backward(ctx: Any, dtotal: Tensor, dlosses: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dtotal: Tensor, dlosses: Tensor) -> tuple[Tensor | None, ...]:
         dquery, drows = ctx.saved_tensors
         return dquery * dtotal, drows * dtotal, None, None, None, None
 
@@ -101,4 +101,5 @@ def _by_row(values: Tensor, candidates: Tensor, width: int) -> Tensor:
 def _scores(unit_query: Tensor, unit_rows: Tensor, candidates: Tensor) -> Tensor:
     """[T, 1 + R] dot products at the candidates only."""
     pattern = _by_token(unit_query.new_zeros(candidates.shape), candidates, len(unit_rows))
-    return torch.sparse.sampled_addmm(pattern, unit_query, unit_rows.t(), beta=0.0).values().view(candidates.shape)
+    filled: Tensor = torch.sparse.sampled_addmm(pattern, unit_query, unit_rows.t(), beta=0.0)
+    return filled.values().view(candidates.shape)

@@ -6,7 +6,6 @@ y_i = sum_j dropout(P)[i, j] v_j
 T tokens, B rows, H heads; q, k, v, y [T, H, d]
 """
 
-import torch
 from torch import Tensor
 
 from turbogr.ops.dropout import Noise
