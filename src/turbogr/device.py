@@ -108,7 +108,7 @@ def set_threads(threads: int) -> int:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """The datasheet's dense rate in FLOP/s, fp32 as TF32; None for a CPU (turbogr.hardware measures it) and for a device
+    """The datasheet's dense rate in FLOP/s, fp32 as TF32; None for a CPU (turbogr.hardware measures it) and a device
     that is not in the table."""
     if device.type == "cpu":
         return None
