@@ -20,10 +20,12 @@ class Jagged:
         return self.offsets.diff()
 
     def rows(self) -> list[Tensor]:
-        return list(torch.tensor_split(self.values, self.offsets[1:-1].cpu()))
+        return list(torch.split(self.values, self.lengths.tolist()))
 
     def to_padded(self, max_len: int, fill: float = 0.0) -> Tensor:
         """[B, max_len, ...]; longer rows are an error."""
+        if len(self.lengths) and int(self.lengths.max()) > max_len:
+            raise ValueError(f"a row has {int(self.lengths.max())} tokens, more than max_len {max_len}.")
         padded: Tensor = torch.nested.to_padded_tensor(
             self.to_nested(), fill, (len(self.lengths), max_len, *self.values.shape[1:])
         )

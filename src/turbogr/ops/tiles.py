@@ -18,7 +18,7 @@ WASTE = 1.15
 
 @dataclass(frozen=True)
 class Tile:
-    tokens: Tensor  # [b, L] packed index of every cell; padding repeats the last token of all
+    tokens: Tensor  # [b, L] packed index of every cell; padding repeats the row's last token
     valid: Tensor  # [b, L] False on padding
     real: Tensor  # [n] packed index of the real tokens
     slots: Tensor  # [n] where they stand in the flattened [b * L]
@@ -38,7 +38,7 @@ class Tile:
         out.index_copy_(0, self.real, torch.index_select(padded.flatten(0, 1), 0, self.slots).to(out.dtype))
 
 
-def make_tiles(offsets: Tensor, tokens: int, heads: int = 1) -> list[Tile]:
+def make_tiles(offsets: Tensor, heads: int) -> list[Tile]:
     """Group the rows of a jagged batch, longest first; empty rows are in no tile."""
     starts, lengths = offsets[:-1].tolist(), offsets.diff().tolist()
     order = sorted((row for row in range(len(lengths)) if lengths[row]), key=lambda row: -lengths[row])
@@ -50,20 +50,21 @@ def make_tiles(offsets: Tensor, tokens: int, heads: int = 1) -> list[Tile]:
         while take < min(most, len(order)) and longest <= max(lengths[order[take]] * WASTE, lengths[order[take]] + 16):
             take += 1
         tiles.append(
-            _tile([starts[row] for row in order[:take]], [lengths[row] for row in order[:take]], tokens, offsets.device)
+            _tile([starts[row] for row in order[:take]], [lengths[row] for row in order[:take]], offsets.device)
         )
         order = order[take:]
     return tiles
 
 
-def _tile(starts: list[int], lengths: list[int], tokens: int, device: torch.device) -> Tile:
-    steps = torch.arange(lengths[0])
-    index = torch.tensor(starts).unsqueeze(1) + steps
-    valid = steps < torch.tensor(lengths).unsqueeze(1)
+def _tile(starts: list[int], lengths: list[int], device: torch.device) -> Tile:
+    steps, length = torch.arange(lengths[0]), torch.tensor(lengths).unsqueeze(1)
+    # 0 * inf is not 0: padding taken from another row would let one user's overflow reach its neighbours
+    index = torch.tensor(starts).unsqueeze(1) + torch.minimum(steps, length - 1)
+    valid = steps < length
     slots = valid.flatten().nonzero().squeeze(1)
     real = index.flatten()[slots]
     return Tile(
-        tokens=index.clamp(max=tokens - 1).to(device, non_blocking=True),
+        tokens=index.to(device, non_blocking=True),
         valid=valid.to(device, non_blocking=True),
         real=real.to(device, non_blocking=True),
         slots=slots.to(device, non_blocking=True),

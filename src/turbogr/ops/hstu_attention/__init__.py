@@ -73,6 +73,8 @@ def _check(
     if time_bias is not None and (times is None or next_times is None):
         raise ValueError("time_bias needs times and next_times.")
     lengths = offsets.diff()
+    if offsets.is_cpu and int(offsets[-1]) != len(q):
+        raise ValueError(f"offsets end at {int(offsets[-1])}, q has {len(q)} tokens.")
     if lengths.is_cpu and len(lengths) and int(lengths.max()) > max_len:
         row = int(lengths.argmax())
         raise ValueError(f"row {row} has {int(lengths[row])} tokens, more than max_len {max_len}: cut its history.")

@@ -43,7 +43,7 @@ class HstuAttentionFunction(torch.autograd.Function):
         bucket_width: float,
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, position, time, times, next_times)
-        ctx.tiles = make_tiles(offsets, len(q), q.shape[1])
+        ctx.tiles = make_tiles(offsets, q.shape[1])
         ctx.max_len, ctx.bucket_width = max_len, bucket_width
         bias = Bias(position, time, times, next_times, bucket_width)
         y = torch.zeros_like(v, memory_format=torch.contiguous_format)
@@ -103,7 +103,7 @@ def _scores(q: Tensor, k: Tensor, tile: Tile, bias: Bias) -> tuple[Tensor, Tenso
 def _buckets(times: Tensor, next_times: Tensor, tile: Tile, width: float, count: int) -> Tensor:
     """int32 [b, L, L], computed once per batch: they cost as much as the scores."""
     kept = _kept_buckets.setdefault(next_times, {})  # type: ignore[no-untyped-call]
-    # the entry holds `times` too, so that its id stays its own
+    # the entry holds `times` too, so that its id stays its own (but never its own key, which it would keep alive)
     key = (id(times), times._version, next_times._version, tile.name, width, count)
     if key in kept:
         found: Tensor = kept[key][1]
@@ -111,7 +111,7 @@ def _buckets(times: Tensor, next_times: Tensor, tile: Tile, width: float, count:
     differences = tile.pad(next_times).unsqueeze(2) - tile.pad(times).unsqueeze(1)
     buckets = time_bucket(differences, width, count)
     if sum(other.numel() for _, other in kept.values()) + buckets.numel() <= KEPT_CELLS:
-        kept[key] = (times, buckets)
+        kept[key] = (None if times is next_times else times, buckets)
     return buckets
 
 

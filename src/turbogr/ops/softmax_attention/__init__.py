@@ -42,6 +42,8 @@ def softmax_attention(
     """
     if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
         raise ValueError(f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} must all be the same [T, H, d].")
+    if offsets.is_cpu and int(offsets[-1]) != len(q):
+        raise ValueError(f"offsets end at {int(offsets[-1])}, q has {len(q)} tokens.")
     chosen, _ = OPERATOR.pick(q.device, backend)
     out: Tensor = chosen.run(q, k, v, offsets, dropout_rate, noise, layer)
     return out

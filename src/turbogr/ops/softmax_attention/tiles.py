@@ -13,9 +13,9 @@ from turbogr.ops.tiles import make_tiles
 def attend_tiles(
     q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, dropout_rate: float, noise: Noise | None, layer: int
 ) -> Tensor:
-    tokens, heads, dim = q.shape
+    heads, dim = q.shape[1:]
     places, parts = [], []
-    for tile in make_tiles(offsets, tokens, heads):
+    for tile in make_tiles(offsets, heads):
         q_tile, k_tile, v_tile = (tile.pad(x).transpose(1, 2) for x in (q, k, v))  # [b, H, L, d]
         scores = torch.matmul(q_tile, k_tile.transpose(2, 3)) / math.sqrt(dim)
         above = torch.ones(tile.length, tile.length, dtype=torch.bool, device=q.device).triu(1)
