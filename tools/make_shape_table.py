@@ -42,7 +42,7 @@ def _kuairand(data: Path) -> dict[str, Any]:
     pairs = sum(int(row["cnt"]) for row in gaps)
     return {
         "source": "Aggregates of the KuaiRand-27K standard log, published in the reports of "
-        "https://github.com/limings02/kuairand (commit 38358e69); actions, tabs and play times from a part of KuaiRand-Pure.",
+        "https://github.com/limings02/kuairand (commit 38358e69); actions, tabs, play times from a part of its Pure.",
         "licence": f"{KUAIRAND}. This table is shared under the same licence.",
         "totals": {name: int(totals[name + "_cnt"]) for name in ("exposure", "user", "video")},
         "quantiles": {

@@ -1,8 +1,8 @@
-"""What the best possible recommender would reach on a synthetic log: the generator ranks each user's last event itself.
+"""What the best possible recommender would reach on a synthetic log: the generator itself ranks each last event.
 
-The generating process is known, so every item has a known chance to be next. The oracle ranks the whole catalogue by it,
-the visible history removed; an item that the user has seen already can then never be hit. It knows what a model can only
-guess (the user's favourites, the session's topic), so it is an upper bound.
+The generating process is known, so every item has a known chance to be next. The oracle ranks the whole catalogue by
+it, the visible history removed; an item that the user has seen already can then never be hit. It knows what a model can
+only guess (the user's favourites, the session's topic), so it is an upper bound.
 
 Shapes: n users with a target, K topics, M items, H events in their visible histories.
 """

@@ -1,13 +1,13 @@
 """The generating process of the synthetic log: topics, tastes, sessions, and the oracle that knows them.
 
 M items are dealt to K topics of about equal mass; pi is the topics' share of all exposures. A user u has S favourite
-topics (slots with falling weights) that drift; a session (a pause of five minutes begins one) has a dominant topic out of
-them. Given the previous exposure's topic z, the next topic is
+topics (slots with falling weights) that drift; a session (a pause of five minutes begins one) has a dominant topic out
+of them. Given the previous exposure's topic z, the next topic is
 
     P(k | state) = stay [k = z] + follow succ(k | z) + session [k = dominant] + taste fav_u(k) + any pi(k)
 
-and the item is P(i | k) = w_i / pi_k. At the start of a session stay and follow fall to the dominant topic. A draw that
-the user has seen before is drawn again (popular items may come back, see `repeat`). All parts leave pi as it is, so that
+and the item is P(i | k) = w_i / pi_k. At the start of a session stay and follow fall to the dominant topic. A draw
+that the user has seen before is drawn again (popular ones may come back, see `repeat`). All parts leave pi as it is:
 items keep the popularity they were given. Everybody shares the successors of a topic, so order matters; the session's
 topic and the taste need more than the last item.
 
@@ -20,8 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-TOPICS = 64
-STAY, FOLLOW, SESSION, TASTE, ANY = 0.08, 0.42, 0.25, 0.20, 0.05
+from turbogr.progress import bar
+
+TOPICS = 24
+STAY, FOLLOW, SESSION, TASTE, ANY = 0.05, 0.30, 0.45, 0.15, 0.05
 PART_EDGES = np.cumsum([STAY, FOLLOW, SESSION, TASTE, ANY])
 FIRST_SUCCESSOR = 0.75
 """A topic has two successors, this share goes to the first."""
@@ -83,10 +85,12 @@ def make_catalogue(
     pilot = pilot[:: max(1, int(pilot.sum() / PILOT_EVENTS))]
     offsets = np.concatenate([[0], np.cumsum(pilot)])
     world = _with_weights(shares, repeat, topic, successors)
-    for _ in range(PILOT_ROUNDS):
-        begins = rng.random(offsets[-1]) < session_share
-        shown = np.bincount(walk(rng, world, offsets, begins).item, minlength=len(shares))
-        world = _with_weights(world.weight * _correction(shares, shown / shown.sum()), repeat, topic, successors)
+    with bar("fit the popularity", PILOT_ROUNDS) as progress:
+        for done in range(PILOT_ROUNDS):
+            begins = rng.random(offsets[-1]) < session_share
+            shown = np.bincount(walk(rng, world, offsets, begins).item, minlength=len(shares))
+            world = _with_weights(world.weight * _correction(shares, shown / shown.sum()), repeat, topic, successors)
+            progress.update(done + 1)
     return world
 
 
@@ -144,7 +148,7 @@ def walk(
     session_start: np.ndarray,
     tick: Callable[[int], None] = lambda events: None,
 ) -> Walk:
-    """Draw every event of users `offsets` [n+1]; step t draws event t of all that have one. `tick` hears how many are done."""
+    """Draw every event of users `offsets` [n+1]; step t draws event t of all that have one; `tick` hears of it."""
     lengths = np.diff(offsets)
     order = np.argsort(-lengths, kind="stable")  # the users that still have events are always the first ones
     first = offsets[:-1][order]
@@ -168,7 +172,7 @@ def walk(
 
 
 class _Walker:
-    """The state of n users, int64: previous topic [n], session's topic [n], favourites [n, S]; and what each has seen."""
+    """State of n users, int64: previous topic [n], session's topic [n], favourites [n, S]; and what each has seen."""
 
     def __init__(self, rng: np.random.Generator, world: Catalogue, n: int) -> None:
         self.rng = rng
