@@ -29,8 +29,13 @@ class Queries:
         return len(self.users)
 
 
-def read_queries(store: Store, users: np.ndarray, events: np.ndarray, max_history: int | None) -> Queries:
-    """The latest `max_history` (None: all) events of each user before `events`, in store order."""
+def read_queries(
+    store: Store, users: np.ndarray, events: np.ndarray, max_history: int | None, now: int | None = None
+) -> Queries:
+    """The latest `max_history` (None: all) events of each user before `events`, in store order.
+
+    The moment to predict for is that of `events`, or `now` (seconds) for everybody.
+    """
     starts = np.asarray(store.offsets[users])
     if max_history is not None:
         starts = np.maximum(starts, events - max_history)
@@ -43,5 +48,5 @@ def read_queries(store: Store, users: np.ndarray, events: np.ndarray, max_histor
         offsets=offsets,
         item=store.item[place].astype(np.int64),
         time=store.time[place] // unit,
-        next_time=store.time[events] // unit,
+        next_time=store.time[events] // unit if now is None else np.full(len(users), now),
     )

@@ -106,10 +106,10 @@ class Store:
         return pq.read_table(self.path / "items.parquet")
 
     def user_indices(self, raw_ids: Sequence[Any]) -> np.ndarray:
-        return _indices(self.users, raw_ids, "user", self.path)
+        return indices_of(self.users, raw_ids, "user", self.path)
 
     def item_indices(self, raw_ids: Sequence[Any]) -> np.ndarray:
-        return _indices(self.items, raw_ids, "item", self.path)
+        return indices_of(self.items, raw_ids, "item", self.path)
 
     def raw_items(self, indices: Iterable[int]) -> list[Any]:
         return list(self.items["raw_id"].take(pa.array(list(indices), pa.int64())).to_pylist())
@@ -164,16 +164,26 @@ def _read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _indices(table: pa.Table, raw_ids: Sequence[Any], what: str, path: Path) -> np.ndarray:
+def indices_of(table: pa.Table, raw_ids: Sequence[Any], what: str, path: Path) -> np.ndarray:
+    """int64 [n]: the rows of `table` with these in its column raw_id; raises DataError naming the first unknown one."""
     column = table["raw_id"]
     try:
-        wanted = pa.array([str(i) for i in raw_ids] if pa.types.is_string(column.type) else [int(i) for i in raw_ids])
-    except (ValueError, TypeError):
+        convert = str if pa.types.is_string(column.type) else _whole
+        wanted = pa.array([convert(raw) for raw in raw_ids], column.type)
+    except (ValueError, TypeError, OverflowError):
         raise DataError(f"{what} ids of {path} are integers, got {list(raw_ids)[:3]}.") from None
-    found = pc.index_in(wanted.cast(column.type), value_set=column)
+    found = pc.index_in(wanted, value_set=column)
     if found.null_count:
         unknown = [raw for raw, place in zip(raw_ids, found.to_pylist(), strict=True) if place is None]
         raise DataError(
             f"unknown {what} {unknown[0]!r}: it is not in {path} ({len(unknown)} of {len(wanted)} unknown)."
         )
     return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _whole(raw: Any) -> int:
+    """An integer id given as text or as any number; a fraction is none."""
+    whole = int(raw)
+    if not isinstance(raw, str) and whole != raw:
+        raise ValueError(raw)
+    return whole

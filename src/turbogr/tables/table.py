@@ -5,6 +5,7 @@ N rows of the table, D width, n ids of a batch, U distinct ids
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +52,17 @@ class Rows:
     def gradients(self) -> RowGradients:
         grad = self.weight.grad
         return RowGradients(self.unique_ids, torch.zeros_like(self.weight) if grad is None else grad)
+
+
+class ReadableTable(Protocol):
+    """What evaluation and recommendation ask of a table."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def lookup(self, ids: Tensor) -> Rows: ...
+
+    def rows(self, start: int, stop: int) -> Tensor: ...
 
 
 class LocalTable:

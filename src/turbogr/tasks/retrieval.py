@@ -19,7 +19,7 @@ from turbogr.models import Sequences, build_encoder
 from turbogr.negatives.sampler import Sampler, build_sampler
 from turbogr.ops.dropout import Noise
 from turbogr.ops.sampled_softmax import sampled_softmax
-from turbogr.tables import LocalTable, Rows
+from turbogr.tables import LocalTable, ReadableTable, Rows
 
 NORM_EPS = 1e-6
 
@@ -70,10 +70,10 @@ class RetrievalTask:
 class RetrievalScorer:
     """Cosine of a user's encoded history with every item: what evaluation and recommendation ask.
 
-    It needs an encoder and any table that can `lookup` and `scan`.
+    It needs an encoder and any table that can be read.
     """
 
-    def __init__(self, encoder: nn.Module, table: LocalTable, max_history: int, device: torch.device) -> None:
+    def __init__(self, encoder: nn.Module, table: ReadableTable, max_history: int, device: torch.device) -> None:
         self.encoder = encoder
         self.table = table
         self.max_history = max_history
