@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.evaluate.scorers import random_case
+from tests.evaluate.scorers import TableScorer, random_case
+from tests.support.tiny_store import tiny_store
 from turbogr.config import EvaluateConfig, SplitConfig
 from turbogr.data.split import make_split
 from turbogr.evaluate import METRICS, RandomScorer, baselines, evaluate, rank_targets, retrieval_metrics
@@ -80,3 +81,22 @@ def test_progress_is_told_which_scorer_is_how_far(tmp_path: Path) -> None:
     notes: list[str] = []
     evaluate({"model": scorer}, store, split, config=EvaluateConfig(), max_history=5, progress=notes.append)
     assert notes == [f"evaluate model {len(split.test)}/{len(split.test)}"]
+
+
+def test_targets_tied_in_time_stand_on_the_card(tmp_path: Path) -> None:
+    store = tiny_store(tmp_path, [[0, 1], [1, 2]], [[5, 5], [5, 6]])
+    split = make_split(store, SplitConfig())
+    found = evaluate({"random": RandomScorer(3)}, store, split, config=EvaluateConfig(), max_history=5)
+    assert found.card["time_ties_at_target"] == 1
+
+
+def test_the_configured_filter_is_the_one_that_ranks(tmp_path: Path) -> None:
+    store = tiny_store(tmp_path, [[0, 1, 2]], num_items=4)
+    scorer = TableScorer(np.array([[9, 8, 5, 1]], np.float32))
+    split = make_split(store, SplitConfig())
+    ranks = {}
+    for filter in ("visible", "history", "none"):
+        config = EvaluateConfig(filter=filter)
+        found = evaluate({"model": scorer}, store, split, config=config, max_history=1)
+        ranks[filter] = round(1 / found.metrics["model"]["mrr"])
+    assert ranks == {"visible": 2, "history": 1, "none": 3}
