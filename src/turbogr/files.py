@@ -1,6 +1,7 @@
 """Files that are whole or absent: all that is written goes to a temporary name first and is renamed at the end."""
 
 import contextlib
+import ctypes
 import errno
 import hashlib
 import json
@@ -37,16 +38,28 @@ def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def replace_folder(source: Path, target: Path) -> None:
-    """Rename `source` to `target`, moving an old `target` aside first and removing it afterwards."""
-    if target.exists():
+    """Rename `source` to `target`; an old `target` changes places with it in one step, and is then removed."""
+    if not target.exists():
+        os.rename(source, target)
+    elif _exchange(source, target):
+        shutil.rmtree(source, ignore_errors=True)
+    else:
+        # no such call here: for a moment neither has the name
         aside = target.with_name(f".{target.name}.partial-{os.getpid()}-old")
-        shutil.rmtree(aside, ignore_errors=True)
         os.rename(target, aside)
         os.rename(source, target)
         shutil.rmtree(aside, ignore_errors=True)
-    else:
-        os.rename(source, target)
     _sync_folder(target.parent)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names atomically, where the system can (Linux)."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError):
+        return False
+    # AT_FDCWD -100, RENAME_EXCHANGE 2 (linux/fs.h)
+    return int(rename(-100, os.fsencode(one), -100, os.fsencode(other), 2)) == 0
 
 
 @contextlib.contextmanager
@@ -105,8 +118,18 @@ def _remove_leftovers(target: Path) -> None:
     """Remove `.partial-PID-*` folders of processes that no longer live."""
     for leftover in target.parent.glob(f".{target.name}.partial-*"):
         owner = leftover.name.removeprefix(f".{target.name}.partial-").split("-")[0]
-        if leftover.is_dir() and owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        if leftover.is_dir() and owner.isdigit() and not _alive(int(owner)):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

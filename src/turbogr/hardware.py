@@ -8,7 +8,6 @@ import functools
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -47,7 +46,7 @@ def copy_gb_per_s(device: torch.device = CPU) -> float:
     """Bytes read plus bytes written per second, in GB/s, by a copy far larger than the caches."""
     source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / _median_seconds(lambda: target.copy_(source), device) / 1e9
+    return 2 * source.nbytes / _best_seconds(lambda: target.copy_(source), device) / 1e9
 
 
 def cpu_facts() -> dict[str, str | int | float]:
@@ -101,11 +100,11 @@ def _gflops(
     """GFLOP/s and seconds of one call at [size, size]."""
     a = torch.ones(size, size, device=device, dtype=dtype)
     b = torch.full_like(a, 0.5)
-    seconds = _median_seconds(lambda: multiply(a, b), device)
+    seconds = _best_seconds(lambda: multiply(a, b), device)
     return 2 * size**3 / seconds / 1e9, seconds
 
 
-def _median_seconds(call: Callable[[], object], device: torch.device) -> float:
+def _best_seconds(call: Callable[[], object], device: torch.device) -> float:
     call()
     synchronize(device)
     times: list[float] = []
@@ -114,4 +113,4 @@ def _median_seconds(call: Callable[[], object], device: torch.device) -> float:
         call()
         synchronize(device)
         times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return min(times)

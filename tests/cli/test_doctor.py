@@ -75,13 +75,13 @@ def test_a_ceiling_is_measured_once_per_process_and_thread_count(monkeypatch: py
 
 
 def test_a_rate_counts_two_operations_per_multiply_and_add(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "_median_seconds", lambda call, device: 0.5)
+    monkeypatch.setattr(hardware, "_best_seconds", lambda call, device: 0.5)
     assert hardware._gflops(torch.mm, 1000, torch.float32, CPU) == (4.0, 0.5)
 
 
 def test_a_copy_counts_bytes_read_and_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "COPY_BYTES", 2**20)
-    monkeypatch.setattr(hardware, "_median_seconds", lambda call, device: 1.0)
+    monkeypatch.setattr(hardware, "_best_seconds", lambda call, device: 1.0)
     assert hardware.copy_gb_per_s() == pytest.approx(2 * 2**20 / 1e9)
 
 

@@ -100,6 +100,9 @@ def _by_row(values: Tensor, candidates: Tensor, width: int) -> Tensor:
 
 def _scores(unit_query: Tensor, unit_rows: Tensor, candidates: Tensor) -> Tensor:
     """[T, 1 + R] dot products at the candidates only."""
+    # torch refuses a pattern with more entries than the matrix has cells, which repeats may bring about
+    missing = max(candidates.shape[1] - len(unit_rows), 0)
+    unit_rows = torch.nn.functional.pad(unit_rows, (0, 0, 0, missing)) if missing else unit_rows
     pattern = _by_token(unit_query.new_zeros(candidates.shape), candidates, len(unit_rows))
     filled: Tensor = torch.sparse.sampled_addmm(pattern, unit_query, unit_rows.t(), beta=0.0)
     return filled.values().view(candidates.shape)
