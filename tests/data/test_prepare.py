@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.raw_logs import bytes_of, csv_file, events_of, kuairand_folder, kuairand_line
+from turbogr.data.columns import write_parquet
 from turbogr.data.filters import Filters
 from turbogr.data.prepare import PrepareOptions, prepare, prepare_frame
 from turbogr.data.sources.kuairand import KuaiRand
@@ -85,13 +86,23 @@ def test_two_runs_and_any_number_of_threads_give_the_same_bytes(big_log: Path, t
 
 
 def test_tied_events_keep_the_order_of_files_and_rows(big_log: Path, tmp_path: Path) -> None:
-    prepare(KuaiRand(big_log), tmp_path / "s", PrepareOptions(threads=2))
+    manifest = prepare(KuaiRand(big_log), tmp_path / "s", PrepareOptions(threads=2))
     lines = [line.split(",") for path in sorted(big_log.iterdir()) for line in path.read_text().splitlines()[1:]]
     user, item, time = (np.array([line[column] for line in lines], np.int64) for column in (0, 1, 4))
     order = np.lexsort((np.arange(len(lines)), time, user))
     store = Store.open(tmp_path / "s")
     assert np.array_equal(store.time, time[order])
     assert np.array_equal(np.unique(item)[store.item], item[order])
+    # several batches: counts must not lose what crosses their borders
+    assert np.array_equal(np.diff(store.offsets), np.unique(user, return_counts=True)[1])
+    assert manifest.tied_gaps == np.count_nonzero((np.diff(time[order]) == 0) & (np.diff(user[order]) == 0))
+
+
+def test_a_parquet_file_does_not_depend_on_the_size_of_the_batches(tmp_path: Path) -> None:
+    table = pa.table({"raw_id": range(200_000), "title": [f"film {n}" for n in range(200_000)]})
+    for size in (999, 70_000, 200_000):
+        write_parquet(tmp_path / str(size), iter(table.to_batches(max_chunksize=size)), table.schema)
+    assert len(set(bytes_of(tmp_path).values())) == 1
 
 
 def test_a_small_memory_limit_spills_to_disk_and_gives_the_same_store(big_log: Path, tmp_path: Path) -> None:
