@@ -1,0 +1,63 @@
+"""Dropout whose mask belongs to the user, not to the place in the batch."""
+
+import pytest
+import torch
+
+from tests.support.close import assert_close
+from tests.support.jagged_cases import noise_of
+from tests.support.philox import draw
+from turbogr.ops.dropout import Noise, dropout
+
+OFFSETS = torch.tensor([0, 4, 4, 11])
+
+
+def test_a_value_is_dropped_by_the_draw_of_its_user_position_and_channel() -> None:
+    """Catches: another address, another threshold, a kept value that is not scaled by 1 / (1 - rate)."""
+    noise = noise_of(OFFSETS, seed=7, step=3)
+    out = dropout(torch.full((11, 6), 3.0), 0.25, noise, layer=2)
+    for token in range(11):
+        user, position = int(noise.users[token]), int(noise.positions[token])
+        for channel in range(6):
+            kept = draw(7, 3, 3, 2, user, position, channel) >= 2**30
+            assert float(out[token, channel]) == pytest.approx(4.0 if kept else 0.0)
+
+
+def test_the_mask_depends_neither_on_order_nor_on_the_batch() -> None:
+    """Catches: masks drawn by place, so that balance or accumulation would change a training."""
+    noise = noise_of(OFFSETS)
+    x = torch.randn(11, 8)
+    whole = dropout(x, 0.5, noise, layer=1)
+    some = torch.tensor([9, 0, 5])
+    part = Noise(noise.seed, noise.step, noise.users[some], noise.positions[some])
+    assert torch.equal(dropout(x[some], 0.5, part, layer=1), whole[some])
+
+
+def test_rate_and_mean_are_what_was_asked_for() -> None:
+    """Catches: a keep rate taken for a drop rate, channels or tokens that share draws."""
+    offsets = torch.tensor([0, 500, 1000])
+    out = dropout(torch.ones(1000, 100), 0.2, noise_of(offsets), layer=0)
+    dropped = (out == 0).double()
+    assert abs(float(dropped.mean()) - 0.2) < 4 * (0.16 / 1e5) ** 0.5
+    assert float(dropped.mean(0).std()) < 2 * (0.16 / 1000) ** 0.5
+    assert float(out.max()) == pytest.approx(1.25)
+
+
+@pytest.mark.parametrize("other", [{"layer": 2}, {"step": 4}, {"seed": 8}])
+def test_layers_steps_and_seeds_have_masks_of_their_own(other: dict[str, int]) -> None:
+    """Catches: one mask for the whole run."""
+    x, layer = torch.ones(11, 8), other.pop("layer", 1)
+    assert not torch.equal(dropout(x, 0.5, noise_of(OFFSETS, **other), layer), dropout(x, 0.5, noise_of(OFFSETS), 1))
+
+
+def test_the_gradient_has_the_mask_and_the_scale_of_the_value() -> None:
+    """Catches: a backward with a mask of its own."""
+    x = torch.randn(11, 8, dtype=torch.float64, requires_grad=True)
+    out = dropout(x, 0.3, noise_of(OFFSETS), layer=1)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert_close(out, x * gradient, 1e-12)
+    assert set(gradient.unique().tolist()) == {0.0, 1 / 0.7}
+
+
+def test_evaluation_drops_nothing() -> None:
+    x = torch.randn(11, 8)
+    assert dropout(x, 0.5, None, layer=1) is x and dropout(x, 0.0, noise_of(OFFSETS), layer=1) is x

@@ -1,0 +1,66 @@
+"""Which backend an operator takes, and what is said when it cannot."""
+
+import pytest
+import torch
+
+from turbogr.errors import ConfigError
+from turbogr.ops import registry
+from turbogr.ops.registry import Backend, Operator
+
+CPU = torch.device("cpu")
+OPERATOR = Operator(
+    "toy",
+    (
+        Backend("fast", lambda: None, lambda device: None if device.type == "cuda" else "needs a GPU"),
+        Backend("plain", lambda: None, lambda device: "is broken" if device.type == "meta" else None),
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def no_choice_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TURBOGR_BACKEND", raising=False)
+
+
+def test_the_first_that_runs_is_taken_and_says_why_faster_ones_were_not() -> None:
+    backend, reason = OPERATOR.pick(CPU)
+    assert backend.name == "plain" and reason == "fast: needs a GPU; fastest that runs on cpu"
+    assert OPERATOR.pick(torch.device("cuda"))[0].name == "fast"
+
+
+def test_a_forced_backend_that_cannot_run_raises_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a silent fall-back, which makes a measurement say the wrong thing."""
+    with pytest.raises(ConfigError, match="backend 'fast' of toy cannot run here: needs a GPU"):
+        OPERATOR.pick(CPU, "fast")
+    monkeypatch.setenv("TURBOGR_BACKEND", "fast")
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        OPERATOR.pick(CPU)
+
+
+def test_the_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURBOGR_BACKEND", "fast")
+    assert OPERATOR.pick(CPU, "plain") == (OPERATOR.backends[1], "asked for")
+    monkeypatch.setenv("TURBOGR_BACKEND", "plain")
+    assert OPERATOR.pick(CPU)[1] == "TURBOGR_BACKEND"
+
+
+def test_an_unknown_backend_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"toy has no backend 'plane' \(did you mean 'plain'\?\); it has fast, plain"):
+        OPERATOR.pick(CPU, "plane")
+
+
+def test_none_that_runs_says_why_each_was_passed_over() -> None:
+    with pytest.raises(ConfigError, match="no backend of toy runs on meta: fast: needs a GPU; plain: is broken"):
+        OPERATOR.pick(torch.device("meta"))
+
+
+def test_the_table_lists_every_operator() -> None:
+    """Catches: an operator that doctor does not know."""
+    names = {name: backend for name, backend, _ in registry.table(CPU)}
+    assert names == {
+        "dropout": "reference",
+        "hstu_attention": "tiles",
+        "philox": "reference",
+        "sampled_softmax": "sparse",
+        "softmax_attention": "tiles",
+    }
