@@ -109,14 +109,12 @@ def test_equal_arguments_give_equal_bytes_and_another_seed_does_not(tmp_path: Pa
 
 
 def test_every_chunk_of_users_has_its_own_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(synthetic, "CHUNK_EVENTS", 3000)
-    report = synthesize(tmp_path / "log", users=200, items=500, length_scale=0.005)
+    monkeypatch.setattr(synthetic, "CHUNK_EVENTS", 50)
+    synthesize(tmp_path / "log", users=200, items=500, length_scale=1e-6)  # one event each, so that chunks are alike
     table = csv.read_csv(tmp_path / "log" / LOG_NAME)
-    user, item = table["user_id"].to_numpy(), table["video_id"].to_numpy()
-    assert len(user) == report.rows
-    assert np.array_equal(np.unique(user), np.arange(200))
-    first = item[np.flatnonzero(np.diff(user, prepend=-1))]
-    assert len(np.unique(first)) > 60  # users 0, 50, 100 .. of equal streams would begin alike
+    assert np.array_equal(table["user_id"].to_numpy(), np.arange(200))
+    chunks = table["video_id"].to_numpy().reshape(4, 50)
+    assert len(np.unique(chunks, axis=0)) == 4
 
 
 def test_the_oracle_ranks_as_a_plain_sort_does():
@@ -153,6 +151,9 @@ def test_the_stated_topic_chances_are_those_of_the_walk():
             near = (chances >= low) & (chances < low + 0.15)
             if near.sum() > 3000:
                 assert happened[near].mean() == pytest.approx(chances[near].mean(), rel=0.06)
+        for successor in world.successors:
+            follows = np.arange(len(at)), successor[topic[at - 1]]
+            assert happened[follows].mean() == pytest.approx(chances[follows].mean(), rel=0.06)
 
 
 def test_order_and_taste_both_carry_signal(made: SynthReport):
