@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -66,8 +67,11 @@ def save(folder: Path, state: dict[str, Tensor], progress: Progress, identity: d
     """Write checkpoint `progress.step` of the run in `folder`, then remove all but the `keep` latest and the best."""
     target = folder / "checkpoints" / f"step-{progress.step:08d}"
     with whole_folder(target, overwrite=True) as partial:
-        with _quiet():
-            dcp_save(dict(state), storage_writer=HuggingFaceStorageWriter(str(partial)), no_dist=True)
+        try:
+            with _quiet():
+                dcp_save(dict(state), storage_writer=HuggingFaceStorageWriter(str(partial)), no_dist=True)
+        except CheckpointException as error:
+            raise _cause(error) from None
         meta = {"format": FORMAT, "version": VERSION, "progress": asdict(progress), **identity}
         (partial / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
     if progress.best_step == progress.step:
@@ -81,10 +85,16 @@ def load(path: Path, state: dict[str, Tensor]) -> None:
     try:
         with _quiet():
             dcp_load(dict(state), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
-    except Exception as error:
-        # DCP wraps what went wrong on a rank in an exception of its own kind
-        reason = (str(error).strip().splitlines() or ["unreadable"])[-1]
+    except (Exception, CheckpointException) as error:
+        cause = _cause(error) if isinstance(error, CheckpointException) else error
+        reason = (str(cause).strip().splitlines() or ["unreadable"])[-1]
         raise CheckpointError(f"{path} does not fit this model or is damaged ({reason}).") from error
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    """What went wrong on the first rank that failed; DCP wraps it in an exception that is not even an Exception."""
+    wrapped = next(iter(error.failures.values()))[0]
+    return wrapped.__context__ if isinstance(wrapped.__context__, OSError) else wrapped
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -164,16 +174,14 @@ def _prune(folder: Path, keep: int, best_step: int) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """DCP warns that no process group exists, which is what one rank wants."""
-    logger = logging.getLogger("torch.distributed.checkpoint")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """DCP warns that no process group exists, which is what one rank wants, and logs what it then raises."""
+    logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(logging.NOTSET)
 
 
 def dense_state(encoder: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
