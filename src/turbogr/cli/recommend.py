@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional, arg
@@ -77,6 +77,8 @@ def run(args: list[str]) -> None:
         print(f"{chosen.out}: {rows:,} rows")
         return
     lists = _lists([row for table in tables for row in table.to_pylist()])
+    for user in sorted(set(chosen.user) - {str(one["user"]) for one in lists if "user" in one}):
+        print(f"user {user}: no item is left to recommend.", file=sys.stderr)
     if chosen.json:
         print(json.dumps(lists, indent=2, ensure_ascii=False))
         return
@@ -138,12 +140,11 @@ def _lists(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return lists
 
 
-def _shown(one: dict[str, Any]) -> Table:
-    shown = Table(box=None, pad_edge=False, title_justify="left", title_style="bold", header_style="bold")
-    shown.title = Text(f"user {one['user']}" if "user" in one else "after this history")
+def _shown(one: dict[str, Any]) -> Group:
+    shown = Table(box=None, pad_edge=False, header_style="bold")
     for name in one["items"][0]:
         shown.add_column(name, justify="right" if name in ("rank", "score") else "left", overflow="fold")
     for row in one["items"]:
         cells = (f"{value:.4f}" if name == "score" else value for name, value in row.items())
         shown.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))
-    return shown
+    return Group(Text(f"user {one['user']}" if "user" in one else "after this history", style="bold"), shown)

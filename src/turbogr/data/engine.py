@@ -31,7 +31,9 @@ class Engine:
             settings["threads"] = threads
         with said():
             self.connection = duckdb.connect(str(scratch / "prepare.duckdb"), config=settings)
-            self.connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+            # refused in a notebook without ipywidgets: the progress then moves by phases only
+            with contextlib.suppress(duckdb.InvalidInputException):
+                self.connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
             self.connection.execute("PRAGMA disable_checkpoint_on_shutdown")
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prepare")
 
@@ -98,7 +100,5 @@ def said() -> Iterator[None]:
         if "No space left" in text or "max_temp_directory_size" in text or "disk is full" in text:
             raise OSError(errno.ENOSPC, text) from error
         if isinstance(error, duckdb.OutOfMemoryException):
-            raise UserError(
-                "the memory limit is too small for this log: raise --memory-limit or lower --threads."
-            ) from error
+            raise UserError("the memory limit is too small for this log: raise --memory or lower --threads.") from error
         raise DataError(text.strip().splitlines()[0]) from error
