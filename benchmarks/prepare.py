@@ -14,6 +14,7 @@ DuckDB memory limit 1 GiB. Every variant runs in a process of its own, interleav
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -110,13 +111,14 @@ def measure(variant: str, log: Path, scratch: Path, runs: list[dict[str, Any]]) 
 
 def work(variant: str, log: Path, scratch: Path) -> dict[str, Any]:
     target = scratch / "target"
+    before = sum(os.times()[:2])
     with common.PeakMemory() as memory:
         if variant in SORTS:
             seconds = common.timed(lambda: duckdb_sort(variant, log, scratch))
         else:
             seconds = common.timed(lambda: ours(variant, log, target))
     shutil.rmtree(target, ignore_errors=True)
-    return {"seconds": seconds, "peak": memory.peak}
+    return {"seconds": seconds, "cpu_seconds": sum(os.times()[:2]) - before, "peak": memory.peak}
 
 
 def ours(variant: str, log: Path, target: Path, threads: int = THREADS) -> None:

@@ -112,7 +112,7 @@ def test_a_small_memory_limit_spills_to_disk_and_gives_the_same_store(big_log: P
 
 
 def test_a_memory_limit_that_is_too_small_names_the_knob(big_log: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="raise --memory-limit"):
+    with pytest.raises(UserError, match="raise --memory"):
         prepare(KuaiRand(big_log), tmp_path / "s", PrepareOptions(threads=2, memory_limit="2MiB"))
     assert not list(tmp_path.iterdir())
 
