@@ -94,7 +94,7 @@ def sasrec_encoder(state: Mapping[str, Tensor], x: Tensor, heads: int) -> Tensor
         names |= {"out_proj.weight": "out_weight", "out_proj.bias": "out_bias"}
         attention.load_state_dict({theirs: part[ours] for theirs, ours in names.items()})
         query = F.layer_norm(x, (width,), eps=1e-8)
-        x = query + attention(query, x, x, attn_mask=later, need_weights=False)[0]
+        x = query + attention(query, x, x, attn_mask=later)[0]  # with weights: products that torch counts
         x = F.layer_norm(x, (width,), eps=1e-8)
         hidden = F.relu(F.linear(x, part["ffn_in_weight"], part["ffn_in_bias"]))
         x = x + F.linear(hidden, part["ffn_out_weight"], part["ffn_out_bias"])

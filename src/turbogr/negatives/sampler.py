@@ -50,7 +50,7 @@ class PopularitySampler:
 
     def negative_ids(self, noise: Noise, count: int) -> Tensor:
         words = random_words(noise.key(Purpose.NEGATIVES, 0), noise.users, noise.positions, count)
-        return torch.searchsorted(self.edges, words, right=True)
+        return torch.searchsorted(self.edges, words.contiguous(), right=True)
 
     def log_q(self, ids: Tensor) -> Tensor:
         below = torch.where(ids > 0, self.edges[(ids - 1).clamp(min=0)], 0)
