@@ -49,6 +49,7 @@ def make_config(folder: Path, store: Path, epochs: int) -> Path:
         base,
         data=dataclasses.replace(base.data, store=str(store)),
         model=dataclasses.replace(base.model, dim=32, max_history=50),
+        negatives=dataclasses.replace(base.negatives, count=32),
         train=dataclasses.replace(
             base.train, epochs=epochs, batch_users=32, checkpoint_every=CHECKPOINT_EVERY, select_on_test=True
         ),
