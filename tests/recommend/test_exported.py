@@ -74,6 +74,10 @@ def test_the_machine_that_trained_is_not_named(exported: Path, run: Path) -> Non
     assert len((exported / "README.md").read_text().splitlines()) == 3
 
 
+def test_whoever_may_read_one_file_may_read_all(exported: Path) -> None:
+    assert {path.stat().st_mode & 0o444 for path in exported.iterdir()} == {0o444}
+
+
 def test_another_format_version_is_refused(spoiled: Path) -> None:
     config = json.loads((spoiled / "config.json").read_text())
     (spoiled / "config.json").write_text(json.dumps({**config, "version": 2}))

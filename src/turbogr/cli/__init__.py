@@ -36,9 +36,7 @@ VERBS = {
     "evaluate": Verb(
         "turbogr.cli.evaluate", "run", "rank the full catalogue", "evaluate.item_chunk or evaluate.batch_users"
     ),
-    "recommend": Verb(
-        "turbogr.cli.recommend", "run", "top-k items for users", "evaluate.item_chunk or evaluate.batch_users"
-    ),
+    "recommend": Verb("turbogr.cli.recommend", "run", "top-k items for users", "--batch-users"),
     "export": Verb("turbogr.cli.export", "run", "a model that answers without the trainer"),
     "config show": Verb("turbogr.cli.config", "show", "print the resolved config, explained"),
     "doctor": Verb("turbogr.cli.doctor", "run", "what this machine has and which code paths it takes"),

@@ -31,7 +31,7 @@ FORMAT, VERSION = "turbogr-model", 1
 ENCODER, TABLE = "encoder.", "items.weight"
 INDEX = "items.faiss"
 README = """\
-A {name} recommender over {items:,} items, exported by turbogr (format version {version}).
+A recommender ({name}) over {items:,} items, exported by turbogr (format version {version}).
 Ask it: `turbogr.load(FOLDER).recommend_history([ITEM, ...], k=10)` or `turbogr recommend FOLDER --history ITEM,ITEM`.
 Files: model.safetensors (encoder, item table), items.parquet (raw ids in row order), items.faiss (unit item vectors).
 """
@@ -46,6 +46,7 @@ def write_export(parts: Parts, vectors: Iterator[Tensor], out: Path, *, overwrit
         plain = to_plain(name, parts.encoder.state_dict())
         tensors = {ENCODER + key: tensor for key, tensor in plain.items()}
         save_file({**tensors, TABLE: parts.weight}, folder / "model.safetensors")
+        (folder / "model.safetensors").chmod(0o644)  # like the others; safetensors makes it private
         pq.write_table(parts.items, folder / "items.parquet")
         write_index(folder / INDEX, vectors, parts.weight.shape[1])
         described = {
