@@ -41,8 +41,9 @@ def test_popularity_is_the_power_of_counts_plus_one() -> None:
 
 def test_the_probabilities_sum_to_one_and_no_item_has_none() -> None:
     """Catches: words that fall past the last item, items in the tail with an empty bin and log q = -inf."""
-    counts = np.zeros(50_000, np.int64)
+    counts = np.arange(50_000) % 2
     counts[:3] = 10**12
+    assert all(int(PopularitySampler(counts[:n] % 7919, 0.75).edges[-1]) == 2**32 for n in range(1000, 1100))
     sampler = PopularitySampler(counts, 1.0)
     widths = sampler.edges.diff(prepend=torch.zeros(1, dtype=torch.int64))
     assert int(widths.min()) >= 1 and int(widths.sum()) == 2**32

@@ -117,6 +117,15 @@ def test_vectors_shorter_than_eps_are_divided_by_eps(backend: str) -> None:
     assert_close(dquery[0], 3 * (slopes / 0.5) @ unit_rows[candidates] / 1e-6, 1e-9)
 
 
+def test_vectors_just_shorter_than_eps_have_the_gradient_of_a_plain_division() -> None:
+    """Catches: the projection of the norm's gradient kept where the norm was replaced by eps."""
+    x = inputs(6, 8, 4)
+    with torch.no_grad():
+        for name in ("query", "rows"):
+            x[name][::2] *= 0.7e-6 / x[name][::2].norm(dim=1, keepdim=True)
+    assert_same(run(x, "sparse"), run(x, "reference"), 1e-10)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_correction_changes_nothing_for_a_uniform_sampler(backend: str) -> None:
     """Catches: a correction of the negatives alone."""
