@@ -116,7 +116,7 @@ def _beside(store: Store, config: Config) -> dict[str, Any]:
         "popularity_hr10": found.metrics["popularity"]["hr@10"],
         "markov_hr10": found.metrics["markov"]["hr@10"],
         "items": store.num_items,
-        "training_tokens": int(training_pairs(store, split, history).sum()),
+        "training_tokens": int(training_pairs(store, split, config.model.max_history).sum()),
     }
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from benchmarks.prepare import write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.prepare import write_log
 from tests.support.raw_logs import bytes_of, csv_file, events_of, kuairand_folder, kuairand_line
 from turbogr.data.columns import write_parquet
 from turbogr.data.filters import Filters

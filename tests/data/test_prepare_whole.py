@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.prepare import write_log
 
+from benchmarks.prepare import write_log
 from turbogr.data.columns import NpyColumn
 from turbogr.data.filters import Filters
 from turbogr.data.prepare import PrepareOptions, prepare

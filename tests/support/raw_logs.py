@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.prepare import header
-
 from turbogr.data.sources.kuairand import ACTIONS
 from turbogr.data.store import Store
 
