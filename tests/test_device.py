@@ -90,11 +90,11 @@ def test_the_datasheet_peak_goes_by_the_device_name(
     monkeypatch: pytest.MonkeyPatch, name: str, bf16: float | None
 ) -> None:
     monkeypatch.setattr(torch, "get_device_module", lambda _: types.SimpleNamespace(get_device_name=lambda _: name))
-    assert device.peak_flops(torch.device("cuda", 0), torch.bfloat16) == bf16
+    assert device.peak_flops(torch.device("cuda", 0)) == bf16
 
 
 def test_a_cpu_has_no_datasheet_peak() -> None:
-    assert device.peak_flops(CPU, torch.float32) is None
+    assert device.peak_flops(CPU) is None
 
 
 def test_zero_threads_is_one_per_core() -> None:

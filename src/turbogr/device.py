@@ -17,17 +17,17 @@ import torch
 from turbogr.errors import ConfigError
 
 _DATASHEET = {
-    # Dense rates without sparsity in FLOP/s: (bf16, TF32). The first that stands in the device's name as words holds.
-    "H200 NVL": (835e12, 417e12),
-    "H200": (989e12, 494e12),
-    "GH200": (989e12, 494e12),
-    "H100 PCIe": (756e12, 378e12),
-    "H100 NVL": (835e12, 417e12),
-    "H100": (989e12, 494e12),
-    "A100": (312e12, 156e12),
-    "L40S": (362e12, 183e12),
-    "L4": (121e12, 60e12),
-    "MI300X": (1307e12, 653e12),
+    # Dense bf16 rates without sparsity in FLOP/s, whatever a run's dtype: MFU is judged against them. The first that stands in the device's name as words holds.
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "MI300X": 1307e12,
 }
 
 
@@ -107,16 +107,12 @@ def set_threads(threads: int) -> int:
     return threads
 
 
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """The datasheet's dense rate in FLOP/s, fp32 as TF32; None for a CPU (turbogr.hardware measures it) and a device
-    that is not in the table."""
+def peak_flops(device: torch.device) -> float | None:
+    """The datasheet's dense bf16 rate in FLOP/s; None for a CPU (turbogr.hardware measures it) and an unknown device."""
     if device.type == "cpu":
         return None
     name = device_name(device)
-    for key, (half, single) in _DATASHEET.items():
-        if re.search(rf"\b{key}\b", name):
-            return half if dtype in (torch.bfloat16, torch.float16) else single
-    return None
+    return next((rate for key, rate in _DATASHEET.items() if re.search(rf"\b{key}\b", name)), None)
 
 
 def tune_allocator() -> str:

@@ -44,6 +44,15 @@ def test_the_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatc
     assert OPERATOR.pick(CPU)[1] == "TURBOGR_BACKEND"
 
 
+def test_the_environment_speaks_only_to_operators_that_have_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a variable for one operator that stops training in another, and a misspelt one that is passed over."""
+    monkeypatch.setenv("TURBOGR_BACKEND", "tiles")
+    assert OPERATOR.pick(CPU)[0].name == "plain"
+    monkeypatch.setenv("TURBOGR_BACKEND", "tyles")
+    with pytest.raises(ConfigError, match="no backend 'tyles'"):
+        OPERATOR.pick(CPU)
+
+
 def test_an_unknown_backend_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"toy has no backend 'plane' \(did you mean 'plain'\?\); it has fast, plain"):
         OPERATOR.pick(CPU, "plane")

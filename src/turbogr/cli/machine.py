@@ -80,7 +80,7 @@ def _accelerators(device: torch.device) -> list[dict[str, Any]]:
     facts = []
     for index in range(torch.accelerator.device_count()):
         one = torch.device(device.type, index)
-        peak = peak_flops(one, torch.bfloat16)
+        peak = peak_flops(one)
         facts.append(
             {
                 "name": device_name(one),

@@ -1,7 +1,8 @@
 """Which backend an operator takes, and why.
 
 Every operator lists its backends from fastest to plainest. `pick` answers (backend, reason); an argument or the
-variable TURBOGR_BACKEND forces one, and a forced one that cannot run raises with the reason.
+variable TURBOGR_BACKEND forces one, and a forced one that cannot run raises with the reason. The variable speaks to the
+operators that have a backend of that name; the others pick as usual.
 """
 
 import os
@@ -34,9 +35,11 @@ class Operator:
 
     def pick(self, device: torch.device, forced: str | None = None) -> tuple[Backend, str]:
         """The backend for tensors on `device` and the reason for it."""
-        wanted = forced or os.environ.get("TURBOGR_BACKEND")
-        if wanted:
-            return self._forced(device, wanted, "asked for" if forced else "TURBOGR_BACKEND")
+        if forced:
+            return self._forced(device, forced, "asked for")
+        everywhere = os.environ.get("TURBOGR_BACKEND")
+        if everywhere and (self._has(everywhere) or not any(one._has(everywhere) for one in _all_operators())):
+            return self._forced(device, everywhere, "TURBOGR_BACKEND")
         passed_over: list[str] = []
         for backend in self.backends:
             refusal = backend.rejects(device)
@@ -44,6 +47,9 @@ class Operator:
                 return backend, "; ".join([*passed_over, f"fastest that runs on {device.type}"])
             passed_over.append(f"{backend.name}: {refusal}")
         raise ConfigError(f"no backend of {self.name} runs on {device}: {'; '.join(passed_over)}.")
+
+    def _has(self, name: str) -> bool:
+        return any(backend.name == name for backend in self.backends)
 
     def _forced(self, device: torch.device, wanted: str, why: str) -> tuple[Backend, str]:
         names = [backend.name for backend in self.backends]
@@ -67,17 +73,21 @@ def register(name: str, *backends: Backend) -> Operator:
     return _OPERATORS[name]
 
 
-def table(device: torch.device) -> list[tuple[str, str, str]]:
-    """(operator, backend, reason) of every operator, for `turbogr doctor`."""
+def _all_operators() -> list[Operator]:
     # an operator registers itself when its package is imported
     from turbogr.ops import dropout, hstu_attention, philox, sampled_softmax, softmax_attention
 
     assert dropout and hstu_attention and philox and sampled_softmax and softmax_attention
+    return [operator for _, operator in sorted(_OPERATORS.items())]
+
+
+def table(device: torch.device) -> list[tuple[str, str, str]]:
+    """(operator, backend, reason) of every operator, for `turbogr doctor`."""
     rows = []
-    for name, operator in sorted(_OPERATORS.items()):
+    for operator in _all_operators():
         try:
             backend, reason = operator.pick(device)
-            rows.append((name, backend.name, reason))
+            rows.append((operator.name, backend.name, reason))
         except ConfigError as error:
-            rows.append((name, "-", str(error)))
+            rows.append((operator.name, "-", str(error)))
     return rows

@@ -20,7 +20,7 @@ class Throughput:
         self.model = config.model
         dtype = torch.bfloat16 if config.train.precision == "bf16" else torch.float32
         # a CPU has no datasheet: its best measured GEMM stands for the peak
-        self.peak = peak_flops(device, dtype) or measured_gemm_gflops(dtype, device) * 1e9
+        self.peak = peak_flops(device) or measured_gemm_gflops(dtype, device) * 1e9
         self._last = time.perf_counter()
 
     def measure(self, sums: StepSums, spans: dict[str, float], device: torch.device) -> dict[str, Any]:
