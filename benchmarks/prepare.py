@@ -75,12 +75,14 @@ def report(
 ) -> None:
     best = {variant: min(values) for variant, values in seconds.items()}
     peak = {variant: max(run["peak"] for run in found) for variant, found in runs.items()}
+    cpu = {variant: min(run["cpu_seconds"] for run in found) for variant, found in runs.items()}
     stable = min(best["sort_window"], best["sort_rowid"])
     figures = {
         "rows": rows,
         "time_ratio": best["ours"] / stable,
         "time_plain_ratio": best["ours"] / best["sort_plain"],
         "kcore_time_ratio": best["ours_kcore"] / stable,
+        "cpu_time_ratio": cpu["ours"] / min(cpu["sort_window"], cpu["sort_rowid"]),
         "rows_per_s": rows / best["ours"],
         "peak_anon_gib": peak["ours"] / common.GIB,
         "peak_anon_double_gib": peak["ours_double"] / common.GIB,

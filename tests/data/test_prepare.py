@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.prepare import write_log
 from tests.support.raw_logs import bytes_of, csv_file, events_of, kuairand_folder, kuairand_line
 from turbogr.data.columns import write_parquet
+from turbogr.data.engine import memory_bytes
 from turbogr.data.filters import Filters
 from turbogr.data.prepare import PrepareOptions, prepare, prepare_frame
 from turbogr.data.sources.kuairand import KuaiRand
@@ -114,6 +115,17 @@ def test_a_small_memory_limit_spills_to_disk_and_gives_the_same_store(big_log: P
 def test_a_memory_limit_that_is_too_small_names_the_knob(big_log: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="raise --memory"):
         prepare(KuaiRand(big_log), tmp_path / "s", PrepareOptions(threads=2, memory_limit="2MiB"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1GiB", 1 << 30), ("1.5 GB", 1_500_000_000), ("64KiB", 1 << 16)])
+def test_sizes_of_memory_are_understood(text: str, expected: int) -> None:
+    assert memory_bytes(text) == expected
+
+
+def test_a_memory_limit_that_is_no_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'much' is no amount of memory: write it like 1GiB"):
+        prepare(KuaiRand(tmp_path), tmp_path / "s", PrepareOptions(memory_limit="much"))
     assert not list(tmp_path.iterdir())
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -16,6 +17,9 @@ from turbogr.progress import Bar
 T = TypeVar("T")
 POLL_S = 0.1
 BATCH_ROWS = 1 << 17
+UNITS = {"K": 1, "M": 2, "G": 3, "T": 4}
+DUCKDB_SHARE = 0.8
+"""Of the memory limit; the rest is for what DuckDB does not count and for the batches on their way to the store."""
 
 
 class Engine:
@@ -25,8 +29,9 @@ class Engine:
         self.scratch = scratch
         self._progress = progress
         self._phase = (0.0, 0.0, "")
-        # memory_limit bounds DuckDB's own buffers; what does not fit goes to files in `scratch`
-        settings: dict[str, Any] = {"memory_limit": memory_limit, "temp_directory": str(scratch / "spill")}
+        # what does not fit goes to files in `scratch`
+        limit = f"{int(DUCKDB_SHARE * memory_bytes(memory_limit))}B"
+        settings: dict[str, Any] = {"memory_limit": limit, "temp_directory": str(scratch / "spill")}
         if threads:
             settings["threads"] = threads
         with said():
@@ -88,6 +93,14 @@ class Engine:
             raise
         with said():
             return future.result()
+
+
+def memory_bytes(text: str) -> int:
+    """Bytes of `1GiB`, `512MB` or `1.5 GiB`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?)B", text.strip())
+    if not found:
+        raise UserError(f"{text!r} is no amount of memory: write it like 1GiB or 512MiB.")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** UNITS[found[2]])
 
 
 @contextlib.contextmanager

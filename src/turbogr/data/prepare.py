@@ -43,7 +43,7 @@ class PrepareOptions:
     skip_bad_rows: bool = False
     """Write rows that cannot be used to rejects.csv and count them, instead of stopping."""
     memory_limit: str = "1GiB"
-    """DuckDB's buffers; what does not fit goes to the disk."""
+    """What the process keeps to, about; what does not fit goes to the disk."""
     threads: int = 0
     """0 takes one per core. The store's bytes do not depend on it."""
     overwrite: bool = False
