@@ -1,5 +1,6 @@
 """Where a run's numbers go: JSONL always, TensorBoard by default, Weights & Biases by a switch."""
 
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -55,10 +56,8 @@ class TensorBoard:
 
 class WeightsAndBiases:
     def __init__(self, config: Config, folder: Path) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ConfigError("log.wandb needs the package wandb: pip install 'turbogr[wandb]'.") from None
+        import wandb
+
         self._run = wandb.init(
             project="turbogr", dir=str(folder), config=to_dict(config), resume="allow", id=folder.name
         )
@@ -68,6 +67,12 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def ensure_sinks(config: Config) -> None:
+    """Refuse a sink whose package is missing, before any work starts."""
+    if config.log.wandb and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("log.wandb needs the package wandb: pip install 'turbogr[wandb]'.")
 
 
 def open_sinks(config: Config, folder: Path, keep_through: int | None) -> list[Sink]:

@@ -19,14 +19,14 @@ from turbogr.data.batching import EpochPlan, plan_epoch, training_pairs
 from turbogr.data.split import Which, make_split, training_counts
 from turbogr.data.store import Store
 from turbogr.device import pick_device, set_threads, supports_bf16
-from turbogr.errors import ConfigError, UserError
-from turbogr.evaluate import Evaluation, evaluate
+from turbogr.errors import ConfigError, UserError, did_you_mean
+from turbogr.evaluate import METRICS, Evaluation, evaluate
 from turbogr.files import write_json
 from turbogr.progress import Bar, bar
 from turbogr.tasks.retrieval import RetrievalScorer, build_retrieval, build_table
 from turbogr.train import checkpoint
 from turbogr.train.checkpoint import Progress
-from turbogr.train.metrics import JsonLines, Sink, open_sinks
+from turbogr.train.metrics import JsonLines, Sink, ensure_sinks, open_sinks
 from turbogr.train.schedule import SequentialSchedule
 from turbogr.train.spans import Spans
 from turbogr.train.step import StepContext, StepSums, TrainStep
@@ -40,6 +40,10 @@ def train(config: Config, folder: Path, *, resume: bool = False) -> dict[str, An
     check(config)
     if not config.data.store:
         raise ConfigError("data.store is empty: say which prepared store to train on (--data.store stores/NAME).")
+    if config.train.select_by not in METRICS:
+        near = did_you_mean(config.train.select_by, METRICS)
+        raise ConfigError(f"train.select_by {config.train.select_by!r} is not a metric{near}: {', '.join(METRICS)} are.")
+    ensure_sinks(config)
     found = checkpoint.latest(folder)
     if resume and not (folder / "config.json").exists():
         raise UserError(f"{folder} holds no run to resume: leave --resume out to start one.")
@@ -181,10 +185,6 @@ class Trainer:
         which: Which = "validation" if self.split.validation is not None else "test"
         metrics = self._metrics(which, lambda note: shown.update(progress.batches, note)).metrics["model"]
         progress.metrics = metrics
-        if config.select_by not in metrics:
-            raise ConfigError(
-                f"train.select_by {config.select_by!r} is not a metric: take one of {', '.join(metrics)}."
-            )
         if self.split.validation is None and not config.select_on_test:
             return metrics  # nothing may be selected by the test: the last epoch stands
         if metrics[config.select_by] > progress.best_value:
