@@ -7,6 +7,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "results.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- results: written by tools/make_results_page.py -->", "<!-- end of results -->"
 PUBLISHED = {"hstu": (0.3097, 0.1720), "sasrec": (0.2853, 0.1603), "hstu-large": (0.3294, 0.1893)}
 
 
@@ -36,8 +38,9 @@ def ml1m() -> list[str]:
     lines = [
         "## MovieLens-1M, the public recipes",
         "",
-        "Leave-one-out, full catalogue of 3,883 films, visible history removed. Best epoch by NDCG@10 on the test target,",
-        "as the published figures seem to be, and the last epoch. Ties *shuffled* stands for the public code's unstable sort.",
+        "Leave-one-out, full catalogue of 3,883 films, visible history removed. Best epoch by NDCG@10 on the test",
+        "target, as the published figures seem to be, and the last epoch. Ties *shuffled* stands for the public code's",
+        "unstable sort.",
         "",
         "| run | best epoch | HR@10 | NDCG@10 | last HR@10 | last NDCG@10 | published, HR / NDCG | train, evaluate |",
         "|---|---|---|---|---|---|---|---|",
@@ -86,6 +89,42 @@ def show(value: Any) -> str:
     return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
+def summary() -> list[str]:
+    """What the README shows: one line per proof, each from its newest result."""
+    lines = ["| measured | |", "|---|---|"]
+    for result in newest("ml-1m"):
+        f, name = result["figures"], result["benchmark"].removeprefix("ml-1m-")
+        lines.append(
+            f"| ML-1M, {name} ties, 101 epochs: HR@10 / NDCG@10, best (last) epoch | {f['hr10_best']:.4f} / "
+            f"{f['ndcg10_best']:.4f} ({f['hr10_last']:.4f} / {f['ndcg10_last']:.4f}) |"
+        )
+    for result in newest("demo_quality"):
+        f = result["figures"]
+        lines.append(
+            f"| the demo's log (synthetic): HR@10 of HSTU, Markov, popularity, the generator's oracle | "
+            f"{f['hr10']:.3f}, {f['markov_hr10']:.3f}, {f['popularity_hr10']:.3f}, {f['oracle_hr10']:.3f} |"
+        )
+    for result in newest("prepare"):
+        f = result["figures"]
+        lines.append(
+            f"| preparing {f['rows'] / 1e6:.0f} million rows: time against DuckDB's own stable sort; peak memory | "
+            f"{f['time_ratio']:.2f}x; {f['peak_anon_gib']:.2f} GiB |"
+        )
+    for result in newest("kill"):
+        f = result["figures"]
+        lines.append(
+            f"| a run killed {f['kills']} times ({f['kills_in_checkpoint']} inside a checkpoint's write) ends in the "
+            f"same bits | {'yes' if f['equal'] else 'no'} |"
+        )
+    return [*lines, "", "Machines, commands, dates and curves: [docs/results.md](docs/results.md)."]
+
+
+def put_into_readme(lines: list[str]) -> None:
+    text = README.read_text()
+    begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    README.write_text(text[:begin] + "\n" + "\n".join(lines) + "\n" + text[end:])
+
+
 def main() -> None:
     lines = [
         "# Measured results",
@@ -116,6 +155,7 @@ def main() -> None:
         ),
     ]
     PAGE.write_text("\n".join(lines).rstrip() + "\n")
+    put_into_readme(summary())
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 
