@@ -17,7 +17,8 @@ import torch
 from turbogr.errors import ConfigError
 
 _DATASHEET = {
-    # Dense bf16 rates without sparsity in FLOP/s, whatever a run's dtype: MFU is judged against them. The first that stands in the device's name as words holds.
+    # Dense bf16 rates without sparsity in FLOP/s, whatever a run's dtype: MFU is judged against them. The first that
+    # stands in the device's name as words holds.
     "H200 NVL": 835e12,
     "H200": 989e12,
     "GH200": 989e12,
@@ -108,7 +109,7 @@ def set_threads(threads: int) -> int:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The datasheet's dense bf16 rate in FLOP/s; None for a CPU (turbogr.hardware measures it) and an unknown device."""
+    """The datasheet's dense bf16 rate in FLOP/s; None for a CPU (see turbogr.hardware) and an unknown device."""
     if device.type == "cpu":
         return None
     name = device_name(device)

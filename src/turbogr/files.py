@@ -95,6 +95,19 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is not valid JSON ({error}): it was damaged or is another kind of file.") from None
 
 
+def read_versioned(path: Path, form: str, version: int, refusal: type[UserError], remedy: str) -> dict[str, Any]:
+    """The JSON object at `path`, refused where it is of another format (`turbogr-KIND`) or of another version of it."""
+    raw, kind = read_json(path), form.removeprefix("turbogr-")
+    if not isinstance(raw, dict) or raw.get("format") != form:
+        raise refusal(f"{path} does not describe a turbogr {kind}.")
+    if raw.get("version") != version:
+        found = raw.get("version")
+        raise refusal(
+            f"{path.parent} has {kind} format version {found}, this turbogr reads version {version}: {remedy}."
+        )
+    return raw
+
+
 def sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

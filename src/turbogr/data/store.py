@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from turbogr.errors import DataError
-from turbogr.files import read_json, sha256
+from turbogr.files import read_versioned, sha256
 
 FORMAT = "turbogr-store"
 VERSION = 1
@@ -144,14 +144,8 @@ class Store:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    raw = read_json(path / "manifest.json")
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        raise DataError(f"{path / 'manifest.json'} does not describe a turbogr store.")
-    if raw.get("version") != VERSION:
-        raise DataError(
-            f"{path} has store format version {raw.get('version')}, this turbogr reads version {VERSION}: "
-            "prepare it again with this version."
-        )
+    remedy = "prepare it again with this version"
+    raw = read_versioned(path / "manifest.json", FORMAT, VERSION, DataError, remedy)
     try:
         manifest = Manifest(**{**raw, "actions": tuple(raw["actions"])})
     except (TypeError, KeyError) as error:

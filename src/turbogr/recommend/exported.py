@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from turbogr.config import Config, from_dict, to_dict
 from turbogr.errors import CheckpointError
-from turbogr.files import read_json, whole_folder
+from turbogr.files import read_json, read_versioned, whole_folder
 from turbogr.models import build_encoder
 from turbogr.recommend.index import write_index
 from turbogr.recommend.layout import from_plain, to_plain
@@ -88,15 +88,8 @@ def load_export(path: Path) -> Parts:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    described: dict[str, Any] = read_json(path / "config.json")
-    if described["format"] != FORMAT:
-        raise CheckpointError(f"{path} holds {described['format']!r}, not an exported turbogr model.")
-    if described.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path} has model format version {described.get('version')}, this turbogr reads version {VERSION}: "
-            "export it again with this version, or use the turbogr that wrote it."
-        )
-    return described
+    remedy = "export it again with this version, or use the turbogr that wrote it"
+    return read_versioned(path / "config.json", FORMAT, VERSION, CheckpointError, remedy)
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

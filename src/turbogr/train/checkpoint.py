@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from turbogr.config import Config, to_dict
 from turbogr.errors import CheckpointError
-from turbogr.files import read_json, sha256, whole_folder, write_json
+from turbogr.files import read_json, read_versioned, sha256, whole_folder, write_json
 
 FORMAT, VERSION = "turbogr-checkpoint", 1
 FREE = (
@@ -99,15 +99,7 @@ def _cause(error: CheckpointException) -> BaseException:
 
 def read_meta(path: Path) -> dict[str, Any]:
     """meta.json of a checkpoint, its format checked."""
-    meta = read_json(path / "meta.json")
-    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not a turbogr checkpoint.")
-    if meta.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path} has checkpoint format version {meta.get('version')}, this turbogr reads version {VERSION}: "
-            "use the turbogr that wrote it."
-        )
-    return meta
+    return read_versioned(path / "meta.json", FORMAT, VERSION, CheckpointError, "use the turbogr that wrote it")
 
 
 def latest(folder: Path) -> Path | None:

@@ -42,7 +42,9 @@ def train(config: Config, folder: Path, *, resume: bool = False) -> dict[str, An
         raise ConfigError("data.store is empty: say which prepared store to train on (--data.store stores/NAME).")
     if config.train.select_by not in METRICS:
         near = did_you_mean(config.train.select_by, METRICS)
-        raise ConfigError(f"train.select_by {config.train.select_by!r} is not a metric{near}: {', '.join(METRICS)} are.")
+        raise ConfigError(
+            f"train.select_by {config.train.select_by!r} is not a metric{near}: {', '.join(METRICS)} are."
+        )
     ensure_sinks(config)
     found = checkpoint.latest(folder)
     if resume and not (folder / "config.json").exists():
