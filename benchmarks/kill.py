@@ -3,7 +3,7 @@
     python -m benchmarks.kill            20 kills, at least 5 of them inside a checkpoint's write
     python -m benchmarks.kill --quick    5 kills, 2 of them so
 
-Figures: kills, kills_in_checkpoint, equal (every parameter, bit for bit), most_repeated_steps (per kill, of at most
+Figures: kills, kills_in_checkpoint, equal (every parameter bit for bit, result.json and epochs.jsonl), most_repeated_steps (per kill, of at most
 `checkpoint_every`), steps_once (every step stands once in metrics.jsonl).
 """
 
@@ -144,8 +144,17 @@ def final_tensors(run: Path) -> dict[str, torch.Tensor]:
 def compare(run: Path, undisturbed: Path) -> dict[str, Any]:
     ours, theirs = final_tensors(run), final_tensors(undisturbed)
     equal = ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    equal = equal and _told(run) == _told(undisturbed)
     steps = _steps(run)
     return {"equal": equal, "steps_once": steps == list(range(len(_steps(undisturbed)))), "tensors": len(ours)}
+
+
+def _told(run: Path) -> list[Any]:
+    """What a run reports, times aside: result.json and the epochs, each once."""
+    result = json.loads((run / "result.json").read_text())
+    epochs = [json.loads(line) for line in (run / "epochs.jsonl").read_text().splitlines()]
+    kept = [{key: value for key, value in line.items() if key != "seconds"} for line in epochs]
+    return [{key: value for key, value in result.items() if not key.endswith("_seconds")}, kept]
 
 
 def main() -> None:

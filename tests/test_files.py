@@ -50,13 +50,58 @@ def test_an_existing_folder_is_kept_without_overwrite(tmp_path: Path) -> None:
 def test_overwrite_replaces_the_folder_and_keeps_the_old_one_when_the_block_fails(tmp_path: Path) -> None:
     target = tmp_path / "store"
     target.mkdir()
-    (target / "old").write_text("old")
+    (target / "manifest.json").write_text('{"format": "turbogr-store", "version": 1}')
     with pytest.raises(RuntimeError), whole_folder(target, overwrite=True):
         raise RuntimeError
-    assert (target / "old").exists()
+    assert (target / "manifest.json").exists()
     with whole_folder(target, overwrite=True) as partial:
-        (partial / "new").write_text("new")
-    assert [path.name for path in target.iterdir()] == ["new"]
+        (partial / "manifest.json").write_text('{"format": "turbogr-store", "version": 2}')
+    assert [path.read_text() for path in target.iterdir()] == ['{"format": "turbogr-store", "version": 2}']
+
+
+def test_overwrite_never_removes_what_turbogr_did_not_write(tmp_path: Path) -> None:
+    """Catches: `--overwrite` over the raw log itself, or over a folder of notes."""
+    log, notes = tmp_path / "log.csv", tmp_path / "notes"
+    log.write_text("u,i,t")
+    notes.mkdir()
+    (notes / "thesis.md").write_text("years")
+    for target in (log, notes):
+        with pytest.raises(UserError, match="was not written by turbogr"), whole_folder(target, overwrite=True):
+            pass
+    assert log.read_text() == "u,i,t" and (notes / "thesis.md").exists()
+
+
+def test_overwrite_replaces_only_its_own_kind(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "truth.json").write_text("{}")
+    with (
+        pytest.raises(UserError, match="holds something else, a synthetic log"),
+        whole_folder(tmp_path / "log", overwrite=True) as partial,
+    ):
+        (partial / "manifest.json").write_text('{"format": "turbogr-store"}')
+    assert (tmp_path / "log" / "truth.json").exists()
+
+
+def test_a_killed_process_leaves_no_file_for_ever(tmp_path: Path) -> None:
+    target = tmp_path / "config.json"
+    code = (
+        "import sys, time; from pathlib import Path; from turbogr.files import whole_file\n"
+        "with whole_file(Path(sys.argv[1])) as partial: print('in', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    process.kill()
+    process.wait()
+    assert list(tmp_path.iterdir()) != []
+    with whole_file(target) as partial:
+        partial.write_text("whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_place_that_cannot_be_a_folder_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be made"), whole_folder(tmp_path / "file" / "store"):
+        pass
 
 
 def test_a_killed_process_leaves_no_folder_and_its_rest_is_removed_by_the_next(tmp_path: Path) -> None:

@@ -21,20 +21,46 @@ def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     A process that is killed leaves at most a `.partial-*` folder beside the target, which the next call removes.
     """
-    if target.exists() and not overwrite:
+    if os.path.lexists(target) and not overwrite:
         raise UserError(f"{target} exists already: choose another place or pass --overwrite.")
+    if os.path.lexists(target) and _kind(target) is None:
+        raise UserError(f"{target} was not written by turbogr and stays as it is: choose another place.")
     with said_where(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target)
-        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-{os.getpid()}-", dir=target.parent))
+        partial = Path(tempfile.mkdtemp(prefix=_partial_prefix(target), dir=target.parent))
         partial.chmod(0o755)
         try:
             yield partial
+            if target.exists() and _kind(target) not in ("empty", _kind(partial)):
+                raise UserError(f"{target} holds something else, a {_kind(target)}: choose another place.")
             _sync_tree(partial)
             replace_folder(partial, target)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+
+
+def _kind(target: Path) -> str | None:
+    """What a folder of ours holds, by its describing file; `empty` for an empty folder, None for what is not ours."""
+    if not target.is_dir():
+        return None
+    if not any(target.iterdir()):
+        return "empty"
+    if (target / "truth.json").exists():
+        return "synthetic log"
+    for name in ("manifest.json", "meta.json", "config.json"):
+        try:
+            form = json.loads((target / name).read_text()).get("format", "")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if str(form).startswith("turbogr-"):
+            return str(form)
+    return None
+
+
+def _partial_prefix(target: Path) -> str:
+    return f".{target.name}.partial-{os.getpid()}-"
 
 
 def replace_folder(source: Path, target: Path) -> None:
@@ -67,7 +93,8 @@ def whole_file(target: Path) -> Iterator[Path]:
     """A temporary path beside `target` that replaces `target` when the block ends well."""
     with said_where(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.partial-", dir=target.parent)
+        _remove_leftovers(target)
+        handle, name = tempfile.mkstemp(prefix=_partial_prefix(target), dir=target.parent)
         os.close(handle)
         partial = Path(name)
         partial.chmod(0o644)
@@ -121,6 +148,10 @@ def said_where(target: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise UserError(f"No space left while writing {target}: free some or choose another disk.") from error
+        on_the_way = str(error.filename) in map(str, (target, *target.parents))
+        if on_the_way and error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENOENT, errno.ENAMETOOLONG):
+            reason = os.strerror(error.errno)
+            raise UserError(f"{target} cannot be made ({reason}: {error.filename}): choose another place.") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             why = os.strerror(error.errno)
             raise UserError(f"{target} may not be written ({why}): choose another place.") from error
@@ -128,11 +159,15 @@ def said_where(target: Path) -> Iterator[None]:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove `.partial-PID-*` folders of processes that no longer live."""
+    """Remove `.partial-PID-*` of processes that no longer live."""
     for leftover in target.parent.glob(f".{target.name}.partial-*"):
         owner = leftover.name.removeprefix(f".{target.name}.partial-").split("-")[0]
-        if leftover.is_dir() and owner.isdigit() and not _alive(int(owner)):
+        if not owner.isdigit() or _alive(int(owner)):
+            continue
+        if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
 
 
 def _alive(process: int) -> bool:

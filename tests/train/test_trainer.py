@@ -44,6 +44,17 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(store: Stor
     assert not torch.equal(a["table.weight"], c["table.weight"])
 
 
+def test_the_preflight_refuses_before_anything_is_written(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="negatives.count 99 is not below"):
+        train(small_config(store, negatives__count=99), tmp_path / "run")
+    with pytest.raises(ConfigError, match="hr@7"):
+        train(small_config(store, train__select_by="hr@7"), tmp_path / "run")
+    with pytest.raises(UserError, match="cannot be made"):
+        (tmp_path / "file").write_text("")
+        train(small_config(store), tmp_path / "file" / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("optimizer", ["adagrad", "lazy-adam", "adamw"])
 def test_a_run_stopped_between_epochs_and_resumed_equals_one_that_was_not(
     store: Store, tmp_path: Path, optimizer: str
@@ -131,6 +142,37 @@ def test_early_stop_keeps_the_best_epoch_and_reports_both(store: Store, tmp_path
     assert result["selected_on"] == "validation" and result["card"]["which"] == "test"
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert len(kept) == 2 and f"step-{best['step'] + 1:08d}" in kept
+
+
+def test_a_kill_after_any_write_of_an_epochs_end_resumes_to_the_same_report(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a best epoch that is forgotten, or an epoch reported twice, when death falls between two files."""
+    changes = {"split__protocol": "leave-one-out-validation", "train__epochs": 4, "train__keep_checkpoints": 1}
+    config = small_config(store, train__checkpoint_every=4, **changes)  # an epoch has four steps
+    whole = train(config, tmp_path / "whole")
+    save, log = checkpoint.save, Trainer._save
+
+    def die_after(*args: object) -> Path:
+        save(*args)  # type: ignore[arg-type]
+        raise SystemExit
+
+    def die_before(self: Trainer) -> None:
+        if self.progress.batches == 0:
+            raise SystemExit
+        log(self)
+
+    for name, kill in (("after", (checkpoint, "save", die_after)), ("before", (Trainer, "_save", die_before))):
+        run = tmp_path / name
+        for _ in range(6):
+            with monkeypatch.context() as patch, pytest.raises(SystemExit):
+                patch.setattr(*kill)
+                train(config, run, resume=(run / "config.json").exists())
+            if name == "before":
+                break
+        resumed = train(config, run, resume=True)
+        assert resumed["best"] == whole["best"] and resumed["last"] == whole["last"]
+        assert [line["epoch"] for line in read_lines(run / "epochs.jsonl")] == [1, 2, 3, 4]
 
 
 def test_without_validation_nothing_is_selected_unless_asked(store: Store, tmp_path: Path) -> None:

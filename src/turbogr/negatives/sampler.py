@@ -57,10 +57,14 @@ class PopularitySampler:
         return ((self.edges[ids] - below).double() / 2.0**32).log().float()
 
 
-def build_sampler(config: NegativesConfig, num_items: int, counts: np.ndarray) -> Sampler:
-    """The sampler that the config names; `counts` int64 [N] are those of the training region."""
+def ensure_enough_items(config: NegativesConfig, num_items: int) -> None:
     if config.count >= num_items:
         raise ConfigError(
             f"negatives.count {config.count} is not below the catalogue's {num_items} items: take fewer negatives."
         )
+
+
+def build_sampler(config: NegativesConfig, num_items: int, counts: np.ndarray) -> Sampler:
+    """The sampler that the config names; `counts` int64 [N] are those of the training region."""
+    ensure_enough_items(config, num_items)
     return UniformSampler(num_items) if config.sampler == "uniform" else PopularitySampler(counts, config.power)

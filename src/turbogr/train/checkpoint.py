@@ -1,7 +1,8 @@
 """Checkpoints through torch.distributed.checkpoint in safetensors: nothing is ever unpickled.
 
-checkpoints/step-00000120/   meta.json and the tensors by name; the folder appears whole or not at all
-best.json                    which of them scored best, {"step": ..., "value": ...}
+    checkpoints/step-00000120/   meta.json and the tensors by name; the folder appears whole or not at all
+
+The newest checkpoint's meta.json also says which one scored best: one file that appears whole is the only truth.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from turbogr.config import Config, to_dict
 from turbogr.errors import CheckpointError
-from turbogr.files import read_json, read_versioned, sha256, whole_folder, write_json
+from turbogr.files import read_versioned, sha256, whole_folder
 
 FORMAT, VERSION = "turbogr-checkpoint", 1
 FREE = (
@@ -74,8 +75,6 @@ def save(folder: Path, state: dict[str, Tensor], progress: Progress, identity: d
             raise _cause(error) from None
         meta = {"format": FORMAT, "version": VERSION, "progress": asdict(progress), **identity}
         (partial / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
-    if progress.best_step == progress.step:
-        write_json(folder / "best.json", {"step": progress.best_step, "value": progress.best_value})
     _prune(folder, keep, progress.best_step)
     return target
 
@@ -110,11 +109,16 @@ def latest(folder: Path) -> Path | None:
 
 def best(folder: Path) -> Path | None:
     """The best checkpoint of a run; the newest where none was selected."""
-    if (folder / "best.json").exists():
-        path = folder / "checkpoints" / f"step-{read_json(folder / 'best.json')['step']:08d}"
-        if path.exists():
-            return path
-    return latest(folder)
+    newest = latest(folder)
+    if newest is None:
+        return None
+    step = read_meta(newest)["progress"]["best_step"]
+    if step < 0:
+        return newest
+    path = newest.with_name(f"step-{step:08d}")
+    if not path.exists():
+        raise CheckpointError(f"{path}, the best checkpoint of {folder}, is missing: say --checkpoint last.")
+    return path
 
 
 def identity_of(config: Config, store_path: Path, threads: int) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from turbogr.config import Config, check
+from turbogr.config import Config
 from turbogr.data.batching import plan_epoch, training_pairs
 from turbogr.data.split import make_split
-from turbogr.data.store import Store
 from turbogr.models import build_encoder
 from turbogr.train.flops import paper_flops, training_flops
+from turbogr.train.trainer import preflight
 
 FLOAT = 4
 ROW_STATE = {"adagrad": 0, "lazy-adam": 2, "adamw": 2}
@@ -44,8 +44,7 @@ class Estimate:
 
 
 def estimate(config: Config) -> Estimate:
-    check(config)
-    store = Store.open(config.data.store)
+    store = preflight(config)
     split = make_split(store, config.split)
     pairs = training_pairs(store, split, config.model.max_history)
     plan = plan_epoch(pairs, 0, config.train)

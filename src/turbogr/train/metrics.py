@@ -3,12 +3,13 @@
 import importlib.util
 import json
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from turbogr.config import Config, to_dict
-from turbogr.errors import ConfigError
+from turbogr.errors import CheckpointError, ConfigError
 from turbogr.files import whole_file
 
 
@@ -21,12 +22,12 @@ class Sink(Protocol):
 class JsonLines:
     """One line per call, {"step": ..., ...}, flushed at once so that a killed run loses nothing it did."""
 
-    def __init__(self, path: Path, keep_through: int | None = None) -> None:
-        """`keep_through`: a resumed run drops lines of later steps, which it will repeat; None begins anew."""
-        if keep_through is None:
+    def __init__(self, path: Path, keep: Callable[[dict[str, Any]], bool] | None = None) -> None:
+        """`keep`: which lines stand when a run is resumed, which will repeat the others; None begins anew."""
+        if keep is None:
             path.unlink(missing_ok=True)
         elif path.exists():
-            _drop_later(path, keep_through)
+            _drop_others(path, keep)
         self._stream = path.open("a")
 
     def log(self, step: int, values: dict[str, Any]) -> None:
@@ -59,7 +60,7 @@ class WeightsAndBiases:
         import wandb
 
         self._run = wandb.init(
-            project="turbogr", dir=str(folder), config=to_dict(config), resume="allow", id=folder.name
+            project="turbogr", dir=str(folder), config=to_dict(config), resume="allow", id=_wandb_id(folder)
         )
 
     def log(self, step: int, values: dict[str, Any]) -> None:
@@ -77,7 +78,8 @@ def ensure_sinks(config: Config) -> None:
 
 def open_sinks(config: Config, folder: Path, keep_through: int | None) -> list[Sink]:
     """The sinks of a run's steps in `folder`."""
-    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl", keep_through)]
+    keep = None if keep_through is None else (lambda line: line["step"] <= keep_through)
+    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl", keep)]
     if config.log.tensorboard:
         sinks.append(TensorBoard(folder / "tb", keep_through))
     if config.log.wandb:
@@ -89,14 +91,33 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a JSONL file; a last line that was cut off is not one."""
     if not path.exists():
         return
-    with path.open() as stream:
-        for line in stream:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if line.endswith(b"\n"):
+                yield _values(line, f"{path}, line {number}")
 
 
-def _drop_later(path: Path, step: int) -> None:
+def _values(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or "step" not in values:
+        raise CheckpointError(f"{where} is damaged: remove that line, or start a new run.")
+    return values
+
+
+def _wandb_id(folder: Path) -> str:
+    """Drawn once per run and kept in its folder, whose own name (seed-0) other runs have too."""
+    path = folder / "wandb_id.txt"
+    if not path.exists():
+        with whole_file(path) as partial:
+            partial.write_text(secrets.token_hex(8) + "\n")
+    return path.read_text().strip()
+
+
+def _drop_others(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     with whole_file(path) as partial, partial.open("w") as stream:
         for line in read_lines(path):
-            if line["step"] <= step:
+            if keep(line):
                 stream.write(json.dumps(line) + "\n")

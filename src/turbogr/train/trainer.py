@@ -21,7 +21,9 @@ from turbogr.data.store import Store
 from turbogr.device import pick_device, set_threads, supports_bf16
 from turbogr.errors import ConfigError, UserError, did_you_mean
 from turbogr.evaluate import METRICS, Evaluation, evaluate
-from turbogr.files import write_json
+from turbogr.files import said_where, write_json
+from turbogr.models import build_encoder
+from turbogr.negatives.sampler import ensure_enough_items
 from turbogr.progress import Bar, bar
 from turbogr.tasks.retrieval import RetrievalScorer, build_retrieval, build_table
 from turbogr.train import checkpoint
@@ -35,23 +37,36 @@ from turbogr.train.throughput import Throughput
 COSINE_END = 0.1
 
 
-def train(config: Config, folder: Path, *, resume: bool = False) -> dict[str, Any]:
-    """Train into `folder` and answer what result.json says. `resume` continues from the newest checkpoint there."""
+def preflight(config: Config) -> Store:
+    """Refuse what cannot be trained, in one sentence, before any work starts; answers the store."""
     check(config)
     if not config.data.store:
         raise ConfigError("data.store is empty: say which prepared store to train on (--data.store stores/NAME).")
-    if config.train.select_by not in METRICS:
-        near = did_you_mean(config.train.select_by, METRICS)
-        raise ConfigError(
-            f"train.select_by {config.train.select_by!r} is not a metric{near}: {', '.join(METRICS)} are."
-        )
+    wanted = config.train.select_by
+    if wanted not in METRICS:
+        known = ", ".join(METRICS)
+        raise ConfigError(f"train.select_by {wanted!r} is not a metric{did_you_mean(wanted, METRICS)}: {known} are.")
     ensure_sinks(config)
+    device = pick_device(config.device.name)
+    if config.train.precision == "bf16" and not supports_bf16(device):
+        raise ConfigError(f"train.precision bf16 is not supported by this {device.type}: take fp32.")
+    store = Store.open(config.data.store)
+    ensure_enough_items(config.negatives, store.num_items)
+    with torch.device("meta"):
+        build_encoder(config.model, config.train.seed)  # names an unknown model
+    return store
+
+
+def train(config: Config, folder: Path, *, resume: bool = False) -> dict[str, Any]:
+    """Train into `folder` and answer what result.json says. `resume` continues from the newest checkpoint there."""
+    store = preflight(config)
     found = checkpoint.latest(folder)
     if resume and not (folder / "config.json").exists():
         raise UserError(f"{folder} holds no run to resume: leave --resume out to start one.")
-    if not resume and folder.exists() and any(folder.iterdir()):
+    # hidden files are leftovers of a process that was killed before it began
+    if not resume and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise UserError(f"{folder} exists already: continue it with --resume, or choose another --out.")
-    trainer = Trainer(config, Store.open(config.data.store), folder)
+    trainer = Trainer(config, store, folder)
     if found is not None:
         trainer.restore(found)
     return trainer.fit()
@@ -62,8 +77,6 @@ class Trainer:
         self.config, self.store, self.folder = config, store, folder
         self.threads = set_threads(config.device.threads)
         self.device = pick_device(config.device.name)
-        if config.train.precision == "bf16" and not supports_bf16(self.device):
-            raise ConfigError(f"train.precision bf16 is not supported by this {self.device.type}: take fp32.")
         torch.use_deterministic_algorithms(self.device.type == "cpu")
         # a debugging aid that costs time
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -95,10 +108,13 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end of the last epoch (or an early stop) and evaluate."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with said_where(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "config.json", to_dict(self.config))
         keep_through = self.progress.step - 1 if self.resumed else None
-        self._epochs_log = JsonLines(self.folder / "epochs.jsonl", keep_through)
+        done = self.progress.epoch
+        keep_epochs = (lambda line: line["epoch"] <= done) if self.resumed else None
+        self._epochs_log = JsonLines(self.folder / "epochs.jsonl", keep_epochs)
         self._sinks = open_sinks(self.config, self.folder, keep_through)
         try:
             while self.progress.epoch < self.config.train.epochs and not self._stale():
@@ -265,4 +281,4 @@ def _epoch_line(entry: dict[str, Any], epochs: int) -> str:
     return f"epoch {entry['epoch']}/{epochs}  loss {entry['loss']:.4f}{shown}  {entry['seconds']:.0f} s"
 
 
-__all__ = ["Sink", "Trainer", "rate_course", "train"]
+__all__ = ["Sink", "Trainer", "preflight", "rate_course", "train"]
