@@ -1,6 +1,9 @@
 """The config: defaults, TOML, unknown keys, types and impossible combinations."""
 
 import json
+import math
+import re
+import typing
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turbogr.config import Config, check, from_dict, load, to_dict
+from turbogr.config import RANGES, Config, check, from_dict, load, to_dict
 from turbogr.errors import ConfigError
 
 REPOSITORY = Path(__file__).parent.parent
@@ -79,10 +82,10 @@ def test_a_missing_file_or_a_folder_is_said(tmp_path: Path) -> None:
     [
         ({"train": {"epochs": 0}}, "train.epochs must be at least 1"),
         ({"model": {"dim": 50, "heads": 4}}, "model.dim 50 is not a multiple of model.heads 4"),
-        ({"model": {"dropout": 1.0}}, "model.dropout must lie in"),
+        ({"model": {"dropout": 1.0}}, "model.dropout must be at least 0 and below 1, not 1.0"),
         ({"model": {"max_history": 70000}}, "must stay below 65536"),
         ({"train": {"batch_users": 0, "batch_tokens": 0}}, "batch_users and train.batch_tokens must be above 0"),
-        ({"train": {"seed": -1}}, "train.seed must lie in"),
+        ({"train": {"seed": -1}}, "train.seed must be at least 0 and below 9223372036854775808"),
         ({"split": {"protocol": "global-time"}}, "needs split.time"),
         ({"split": {"protocol": "global-time", "time": 5, "validation_time": 5}}, "must lie before split.time"),
         ({"split": {"time": 5}}, "belong to the protocol global-time"),
@@ -133,3 +136,78 @@ def test_a_misspelt_key_anywhere_names_its_place(path: tuple[str, ...], ending: 
         raw = {key: raw}
     with pytest.raises(ConfigError, match=f"unknown key '{path[-1]}_{ending}'"):
         from_dict(Config, raw, "test")
+
+
+def numeric(cls: type, prefix: str = "") -> dict[str, Any]:
+    """Type of every number of a config class, by dotted name."""
+    found: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        if is_dataclass(hint):
+            found |= numeric(typing.cast(type, hint), f"{prefix}{name}.")
+        elif {int, float} & {hint, *typing.get_args(hint)}:
+            found[prefix + name] = hint
+    return found
+
+
+def with_value(name: str, value: Any) -> Config:
+    """The defaults with one setting changed, by its dotted name."""
+    raw = value
+    for key in reversed(name.split(".")):
+        raw = {key: raw}
+    return from_dict(Config, raw, "test")
+
+
+def test_every_number_has_a_range_and_every_range_a_number() -> None:
+    assert set(RANGES) == set(numeric(Config))
+
+
+@pytest.mark.parametrize("name", numeric(Config))
+def test_no_number_may_leave_its_range(name: str) -> None:
+    hint, (low, high, is_open) = numeric(Config)[name], RANGES[name]
+    is_float = float in (hint, *typing.get_args(hint))
+    wrong = [low if is_open else low - 1]
+    wrong += [high, math.inf, -math.inf, math.nan] if is_float else [high] if math.isfinite(high) else []
+    for value in wrong:
+        value = float(value) if is_float else value
+        # both places of a pair are looked at
+        for setting in [[value, 0.5], [0.5, value]] if typing.get_origin(hint) is tuple else [value]:
+            with pytest.raises(ConfigError, match=rf"^{name} must be .*, not {re.escape(str(value))}\.$"):
+                check(with_value(name, setting))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("train.batch_users", -4),
+        ("train.batch_tokens", -1),
+        ("device.threads", -2),
+        ("dense.betas", [2, 3]),
+        ("dense.eps", -1),
+        ("dense.weight_decay", -1),
+        ("dense.lr", math.inf),
+        ("dense.clip", -3),
+        ("model.sasrec.ffn_dim", -3),
+        ("model.hstu.time_buckets", -1),
+        ("model.hstu.bucket_width", 0),
+        ("tables.betas", [2, 3]),
+        ("tables.eps", -1),
+        ("tables.row_clip", math.nan),
+        ("train.warmup_steps", -5),
+        ("train.patience", -1),
+        ("train.evaluate_every", -2),
+        ("train.checkpoint_every", -1),
+        ("evaluate.max_users", -3),
+        ("task.temperature", math.inf),
+        ("negatives.power", math.nan),
+    ],
+)
+def test_numbers_that_would_fail_later_or_mean_nothing_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be"):
+        check(with_value(name, value))
+
+
+@pytest.mark.parametrize(
+    "name", ["train.batch_users", "train.patience", "dense.weight_decay", "tables.row_clip", "evaluate.max_users"]
+)
+def test_zero_is_allowed_where_it_switches_off(name: str) -> None:
+    check(with_value(name, 0))

@@ -6,12 +6,14 @@ one; `check` refuses impossible combinations before any work starts.
 
 import dataclasses
 import json
+import math
+import operator
 import tomllib
 import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from turbogr.errors import ConfigError, did_you_mean
 
@@ -190,6 +192,63 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
 
+class Range(NamedTuple):
+    """low <= value < high, or low < value < high; NaN and infinity lie in none."""
+
+    low: float
+    high: float = math.inf
+    open: bool = False
+    """`low` itself is refused too."""
+
+
+_AT_LEAST_0, _AT_LEAST_1, _ABOVE_0 = Range(0), Range(1), Range(0, open=True)
+_BELOW_1 = Range(0, 1)
+_INT64 = Range(-(2**63), 2**63)
+
+RANGES = {
+    "split.time": _INT64,
+    "split.validation_time": _INT64,
+    "model.dim": _AT_LEAST_1,
+    "model.blocks": _AT_LEAST_1,
+    "model.heads": _AT_LEAST_1,
+    "model.max_history": _AT_LEAST_1,
+    "model.length_margin": _AT_LEAST_0,
+    "model.dropout": _BELOW_1,
+    "model.hstu.time_buckets": _AT_LEAST_1,
+    "model.hstu.bucket_width": _ABOVE_0,
+    "model.sasrec.ffn_dim": _AT_LEAST_0,
+    "task.temperature": _ABOVE_0,
+    "negatives.count": _AT_LEAST_1,
+    "negatives.power": Range(0, 10),  # far beyond, count ** power leaves the floats
+    "tables.lr": _ABOVE_0,
+    "tables.betas": _BELOW_1,
+    "tables.eps": _ABOVE_0,
+    "tables.weight_decay": _AT_LEAST_0,
+    "tables.row_clip": _AT_LEAST_0,
+    "dense.lr": _ABOVE_0,
+    "dense.betas": _BELOW_1,
+    "dense.eps": _ABOVE_0,
+    "dense.weight_decay": _AT_LEAST_0,
+    "dense.clip": _AT_LEAST_0,
+    "train.epochs": _AT_LEAST_1,
+    "train.batch_users": _AT_LEAST_0,
+    "train.batch_tokens": _AT_LEAST_0,
+    "train.accumulate": _AT_LEAST_1,
+    "train.warmup_steps": _AT_LEAST_0,
+    "train.seed": Range(0, 2**63),
+    "train.evaluate_every": _AT_LEAST_0,
+    "train.patience": _AT_LEAST_0,
+    "train.checkpoint_every": _AT_LEAST_0,
+    "train.keep_checkpoints": _AT_LEAST_1,
+    "evaluate.max_users": _AT_LEAST_0,
+    "evaluate.batch_users": _AT_LEAST_1,
+    "evaluate.item_chunk": _AT_LEAST_1,
+    "device.threads": _AT_LEAST_0,
+    "log.every": _AT_LEAST_1,
+}
+"""What every number of `Config` may be, by its dotted name; each of a pair; None always."""
+
+
 def load(path: str | Path) -> Config:
     """The config of a TOML file (or of a run's config.json); what the file does not say keeps its default."""
     path = Path(path)
@@ -227,36 +286,15 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def check(config: Config) -> None:
     """Refuse what cannot work, in one sentence, before any work starts."""
+    for name, allowed in RANGES.items():
+        _require_range(name, allowed, operator.attrgetter(name)(config))
     model, train, split = config.model, config.train, config.split
-    for name, value in (
-        ("model.dim", model.dim),
-        ("model.blocks", model.blocks),
-        ("model.heads", model.heads),
-        ("model.max_history", model.max_history),
-        ("train.epochs", train.epochs),
-        ("train.accumulate", train.accumulate),
-        ("negatives.count", config.negatives.count),
-        ("train.keep_checkpoints", train.keep_checkpoints),
-        ("log.every", config.log.every),
-        ("evaluate.batch_users", config.evaluate.batch_users),
-        ("evaluate.item_chunk", config.evaluate.item_chunk),
-    ):
-        _require(value >= 1, f"{name} must be at least 1, not {value}.")
-    for name, rate in (
-        ("tables.lr", config.tables.lr),
-        ("dense.lr", config.dense.lr),
-        ("task.temperature", config.task.temperature),
-    ):
-        _require(rate > 0, f"{name} must be above 0, not {rate}.")
     _require(model.dim % model.heads == 0, f"model.dim {model.dim} is not a multiple of model.heads {model.heads}.")
-    _require(0 <= model.dropout < 1, f"model.dropout must lie in [0, 1), not {model.dropout}.")
-    _require(model.length_margin >= 0, f"model.length_margin must not be negative, is {model.length_margin}.")
     _require(model.max_len < 2**16, f"model.max_history + length_margin must stay below 65536, is {model.max_len}.")
     _require(
         train.batch_users > 0 or train.batch_tokens > 0,
         "one of train.batch_users and train.batch_tokens must be above 0.",
     )
-    _require(0 <= train.seed < 2**63, f"train.seed must lie in [0, 2^63), not {train.seed}.")
     if split.protocol == "global-time":
         _require(
             split.time is not None, "split.protocol global-time needs split.time, the moment where the test begins."
@@ -286,6 +324,14 @@ def check(config: Config) -> None:
         model.name == "sasrec" or model.sasrec == SasrecConfig(),
         f"model.sasrec settings mean nothing for model.name {model.name}.",
     )
+
+
+def _require_range(name: str, allowed: Range, value: Any) -> None:
+    low, high, is_open = allowed
+    for one in value if isinstance(value, tuple) else (value,):
+        inside = one is None or (low < one < high if is_open else low <= one < high)
+        bounds = f"{'above' if is_open else 'at least'} {low}" + ("" if math.isinf(high) else f" and below {high}")
+        _require(inside, f"{name} must be {bounds}{'' if inside or math.isfinite(one) else ' and finite'}, not {one}.")
 
 
 def _require(holds: bool, sentence: str) -> None:
