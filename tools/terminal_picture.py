@@ -1,4 +1,4 @@
-"""A terminal's output on stdin becomes an SVG picture: tmux capture-pane -pe | python -m tools.terminal_picture x.svg"""
+"""A terminal's output on stdin as an SVG picture: tmux capture-pane -pe | python -m tools.terminal_picture x.svg"""
 
 import io
 import sys
