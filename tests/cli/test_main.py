@@ -88,6 +88,31 @@ def test_every_verb_teaches_by_examples(verb: str) -> None:
     assert examples.count(f"turbogr {verb} ") + examples.count(f"turbogr {verb}\n") >= 2
 
 
+def listed_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Every flag of the verb's help, without the examples, which are also of other verbs."""
+    with pytest.raises(SystemExit):
+        main([*verb.split(), "--help"])
+    options = capsys.readouterr().out.rsplit("Examples:\n", 1)[0]
+    return sorted(set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", options)))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_flag_of_the_help_is_known_to_the_parser(verb: str, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    flags = listed_flags(verb, capsys)
+    assert len(flags) >= 2
+    # flags are looked at in their order: the first unknown one is named
+    assert main([*verb.split(), *flags, "--no-such-flag"]) == 2
+    assert "unknown option --no-such-flag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_to_lower_when_memory_runs_out_is_a_flag_of_the_verb(verb: str, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    knob = VERBS[verb].memory_knob
+    assert set(knob.split(" or ")) - {""} <= set(listed_flags(verb, capsys))
+
+
 def test_a_group_lists_its_verbs() -> None:
     outcome = turbogr("data")
     assert outcome.returncode == 0

@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.support.small_run import chained_store, small_config
 from turbogr.cli import main
 from turbogr.config import to_dict
+from turbogr.tasks.retrieval import RetrievalScorer
 from turbogr.train.trainer import train
 
 
@@ -69,7 +73,7 @@ def test_impossible_arguments_are_refused_before_any_work(
 ) -> None:
     assert main(["train", str(place / "config.json"), "--out", str(tmp_path / "run"), *flags]) == 2
     assert words in last_words(capsys)
-    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_under_torchrun_it_is_refused_rather_than_trained_twice(
@@ -99,8 +103,12 @@ def test_seeds_are_trained_each_and_their_spread_is_printed(
 ) -> None:
     arguments = ["train", str(place / "config.json"), "--out", str(tmp_path / "run"), "--train.epochs", "1"]
     assert main([*arguments, "--seeds", "0,1"]) == 0
-    assert "±" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "±" in shown.out
     assert (tmp_path / "run" / "seed-1" / "result.json").exists()
+    following = re.search(r"Next: turbogr evaluate (\S+),", shown.err.replace("\n", ""))
+    assert following is not None
+    assert main(["evaluate", following[1]]) == 0
 
 
 def test_evaluate_prints_the_model_beside_baselines_with_the_card(
@@ -130,6 +138,73 @@ def test_another_librarys_lists_are_scored(place: Path, tmp_path: Path, capsys: 
     arguments = ["evaluate", "--predictions", str(lists), "--store", str(place / "store"), "--json"]
     assert main(arguments) == 0
     assert set(json.loads(capsys.readouterr().out)["metrics"]["top"]) == {"hr@1", "mrr"}
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    assert main(["evaluate", *args, "--json"]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_evaluate_without_baselines_shows_the_model_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(evaluated(capsys, str(place / "run"), "--no-baselines")["metrics"]) == {"model"}
+
+
+def test_evaluate_takes_filter_and_users_from_its_flags(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--no-baselines", "--filter", "none", "--max-users", "7", "--batch-users", "3", "--item-chunk", "5"]
+    card = evaluated(capsys, str(place / "run"), *flags)["card"]
+    assert (card["filter"], card["users_evaluated"]) == ("none", 7)
+
+
+def test_evaluates_memory_flags_reach_the_ranking(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = []
+    scores = RetrievalScorer.scores
+
+    def looked_at(self: RetrievalScorer, encoded: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        shapes.append((len(encoded), stop - start))
+        return scores(self, encoded, start, stop)
+
+    monkeypatch.setattr(RetrievalScorer, "scores", looked_at)
+    evaluated(capsys, str(place / "run"), "--no-baselines", "--batch-users", "3", "--item-chunk", "5")
+    assert max(shapes) == (3, 5) and max(items for _, items in shapes) == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["RUN", "--max-history", "5"], "--max-history belongs to --predictions"),
+        (["LISTS", "--checkpoint", "best"], "--checkpoint belongs to a run"),
+        (["LISTS", "--no-baselines"], "--no-baselines belongs to a run"),
+        (["LISTS", "--item-chunk", "5"], "--item-chunk belongs to a run"),
+        (["LISTS", "--batch-users", "0"], "--batch-users belongs to a run"),
+        (["LISTS", "--max-history", "-3"], "model.max_history must be at least 1, not -3"),
+        (["LISTS", "--max-users", "-3"], "evaluate.max_users must be at least 0, not -3"),
+        (["RUN", "--item-chunk", "0"], "evaluate.item_chunk must be at least 1, not 0"),
+        (["RUN", "--batch-users", "-2"], "evaluate.batch_users must be at least 1, not -2"),
+    ],
+)
+def test_evaluate_refuses_what_it_would_ignore_or_cannot_do(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
+    lists = tmp_path / "top.csv"
+    lists.write_text("user,item,rank\n1000,500,1\n")
+    what = {"RUN": [str(place / "run")], "LISTS": ["--predictions", str(lists), "--store", str(place / "store")]}
+    assert main(["evaluate", *what[flags[0]], *flags[1:]]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err.splitlines()[-1]
+    assert "Traceback" not in captured.err
+
+
+def test_the_visible_history_of_lists_is_a_flag(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lists = tmp_path / "top.csv"
+    lists.write_text("user,item,rank\n1000,500,1\n")
+    arguments = ["--predictions", str(lists), "--store", str(place / "store")]
+    assert evaluated(capsys, *arguments)["card"]["max_history"] == 200
+    assert evaluated(capsys, *arguments, "--max-history", "3")["card"]["max_history"] == 3
 
 
 def test_wandb_without_the_package_is_one_sentence(

@@ -13,6 +13,8 @@ from turbogr.config import EvaluateConfig, SplitConfig
 from turbogr.data.split import make_split
 from turbogr.errors import DataError
 from turbogr.evaluate import Exclude, evaluate, evaluate_predictions, read_queries, top_k
+from turbogr.evaluate.card import card_lines
+from turbogr.evaluate.ranking import Filter
 
 CONFIG = EvaluateConfig()
 
@@ -52,8 +54,10 @@ def test_a_models_own_lists_score_as_the_model_does(
         assert found.metrics["theirs"][name] == model.metrics["model"][name]
     assert 0 < model.metrics["model"]["hr@50"] < 1
     assert (found.card["predictions"]["history_items_removed"] > 0) == history_left_in
-    shared = {key: value for key, value in found.card.items() if key != "predictions"}
-    assert shared == model.card
+    own = ("predictions", "next_time")
+    assert {key: value for key, value in found.card.items() if key not in own} == {
+        key: value for key, value in model.card.items() if key not in own
+    }
 
 
 @pytest.fixture
@@ -126,6 +130,22 @@ def test_a_file_that_is_absent_or_of_another_kind_is_refused(case, tmp_path: Pat
         evaluate_predictions(tmp_path / "none.csv", *case, config=CONFIG, max_history=5)
     with pytest.raises(DataError, match="neither .csv nor .parquet"):
         evaluate_predictions(tmp_path / "none.pkl", *case, config=CONFIG, max_history=5)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_folder_in_the_files_place_is_refused(case, tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"x{suffix}").mkdir()
+    with pytest.raises(DataError, match=f"x{suffix} is a folder: name one file of predictions"):
+        evaluate_predictions(tmp_path / f"x{suffix}", *case, config=CONFIG, max_history=5)
+
+
+@pytest.mark.parametrize("filter", ["visible", "history", "none"])
+def test_the_card_of_lists_claims_nothing_of_a_model(case, tmp_path: Path, filter: Filter) -> None:
+    path = write(tmp_path / "p.csv", user=[1000], item=[502], rank=[1])
+    found = evaluate_predictions(path, *case, config=EvaluateConfig(filter=filter), max_history=5)
+    lines = card_lines(found.card)
+    assert [line for line in lines if "model" in line] == []
+    assert "next time: unknown: the file does not say what its lists were made from" in lines
 
 
 def test_a_users_repeated_target_is_not_removed_from_its_list(tmp_path: Path) -> None:

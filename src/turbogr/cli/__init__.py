@@ -23,7 +23,7 @@ class Verb(NamedTuple):
     function: str
     summary: str
     memory_knob: str = ""
-    """What to lower when this verb runs out of memory."""
+    """What to lower when this verb runs out of memory: its flags, with `or` between them."""
 
 
 VERBS = {
@@ -32,10 +32,10 @@ VERBS = {
         "turbogr.cli.data", "synth", "write a synthetic log with learnable structure", "--users or --items"
     ),
     "data stats": Verb("turbogr.cli.data", "stats", "what a store holds"),
-    "train": Verb("turbogr.cli.train", "run", "train a model on a store", "train.batch_tokens (or train.batch_users)"),
-    "evaluate": Verb(
-        "turbogr.cli.evaluate", "run", "rank the full catalogue", "evaluate.item_chunk or evaluate.batch_users"
+    "train": Verb(
+        "turbogr.cli.train", "run", "train a model on a store", "--train.batch-tokens or --train.batch-users"
     ),
+    "evaluate": Verb("turbogr.cli.evaluate", "run", "rank the full catalogue", "--item-chunk or --batch-users"),
     "recommend": Verb("turbogr.cli.recommend", "run", "top-k items for users", "--batch-users"),
     "export": Verb("turbogr.cli.export", "run", "a model that answers without the trainer"),
     "config show": Verb("turbogr.cli.config", "show", "print the resolved config, explained"),

@@ -1,19 +1,21 @@
 """`turbogr evaluate`."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 from tyro.conf import Positional, arg
 
 from turbogr.cli.arguments import parse
-from turbogr.config import Config, SplitConfig, check
+from turbogr.config import Config, EvaluateConfig, SplitConfig, check
 from turbogr.errors import ConfigError
 
 if TYPE_CHECKING:  # loads torch, which --help does not need
     from turbogr.evaluate import Evaluation
+
+NUMBER = arg(metavar="N")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +33,10 @@ class EvaluateArgs:
     run: Annotated[Positional[Path | None], arg(metavar="RUN")] = None
     """Folder of a run, or of an exported model with --store."""
     which: Literal["test", "validation"] = "test"
-    checkpoint: Annotated[str, arg(metavar="best|last|STEP")] = "best"
-    baselines: bool = True
-    """Also evaluate popularity and Markov, on the same targets."""
+    checkpoint: Annotated[str | None, arg(metavar="best|last|STEP")] = None
+    """Of a run; best without it: the last one where none was selected."""
+    no_baselines: bool = False
+    """Leave out popularity and Markov, which are evaluated on the same targets."""
     predictions: Annotated[Path | None, arg(metavar="FILE")] = None
     """Score these lists (.csv or .parquet with columns user, item and rank or score, raw ids) instead of a model."""
     store: Annotated[Path | None, arg(metavar="STORE")] = None
@@ -44,8 +47,16 @@ class EvaluateArgs:
     """global-time: where the test begins, in the store's unit."""
     validation_time: Annotated[int | None, arg(metavar="T")] = None
     """global-time: where the validation begins."""
-    max_history: Annotated[int, arg(metavar="N")] = 200
-    """--predictions: the visible history, which is removed from the lists."""
+    max_history: Annotated[int | None, NUMBER] = None
+    """--predictions: the visible history, which is removed from the lists; 200 without it. A run knows its own."""
+    filter: Literal["visible", "history", "none"] | None = None
+    """Remove the items of the visible history, of the whole one, or nothing; without it as the run's config says."""
+    max_users: Annotated[int | None, NUMBER] = None
+    """Evaluate this many users, drawn by the seed; 0 takes all."""
+    batch_users: Annotated[int | None, NUMBER] = None
+    """Users ranked at a time."""
+    item_chunk: Annotated[int | None, NUMBER] = None
+    """Items scored at a time."""
     json: bool = False
     """Print metrics and card as JSON."""
 
@@ -54,6 +65,7 @@ def run(args: list[str]) -> None:
     chosen = parse("evaluate", EvaluateArgs, args)
     if (chosen.run is None) == (chosen.predictions is None):
         raise ConfigError("evaluate takes either the folder of a run or --predictions FILE.")
+    _refuse_ignored(chosen)
     # torch is loaded when there is something to do, so that --help is quick
     from turbogr.device import tune_allocator
 
@@ -63,6 +75,27 @@ def run(args: list[str]) -> None:
         print(json.dumps(evaluation.to_json(), indent=2))
     else:
         Console().print(evaluation.render())
+
+
+def _refuse_ignored(chosen: EvaluateArgs) -> None:
+    """What means nothing for a run, or for lists, is refused rather than ignored."""
+    if chosen.predictions is None:
+        ignored, kind = ["max_history"], "--predictions: a run's visible history is its model.max_history"
+    else:
+        ignored, kind = ["checkpoint", "no_baselines", "batch_users", "item_chunk"], "a run, not to --predictions"
+    for name in ignored:
+        value = getattr(chosen, name)
+        if value is not None and value is not False:  # 0 was typed, too
+            raise ConfigError(f"--{name.replace('_', '-')} belongs to {kind}.")
+
+
+def _settings(chosen: EvaluateArgs, base: EvaluateConfig) -> EvaluateConfig:
+    """`base` with what the flags change."""
+    flags = {name: getattr(chosen, name) for name in ("filter", "max_users", "batch_users", "item_chunk")}
+    changes: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    changed = replace(base, **changes)
+    check(Config(evaluate=changed))
+    return changed
 
 
 def _split(chosen: EvaluateArgs) -> SplitConfig | None:
@@ -79,8 +112,9 @@ def _model(chosen: EvaluateArgs) -> "Evaluation":
     from turbogr.recommend.model import Model
 
     assert chosen.run is not None
-    model = Model.load(chosen.run, checkpoint=chosen.checkpoint, store=chosen.store)
-    return model.evaluate(chosen.which, split=_split(chosen), beside_baselines=chosen.baselines)
+    model = Model.load(chosen.run, checkpoint=chosen.checkpoint or "best", store=chosen.store)
+    model.config = replace(model.config, evaluate=_settings(chosen, model.config.evaluate))
+    return model.evaluate(chosen.which, split=_split(chosen), beside_baselines=not chosen.no_baselines)
 
 
 def _predictions(chosen: EvaluateArgs) -> "Evaluation":
@@ -91,8 +125,16 @@ def _predictions(chosen: EvaluateArgs) -> "Evaluation":
     assert chosen.predictions is not None
     if chosen.store is None:
         raise ConfigError("--predictions needs --store, whose targets the lists are compared with.")
-    store, config = Store.open(chosen.store), Config()
-    split = make_split(store, _split(chosen) or config.split)
+    config = Config(evaluate=_settings(chosen, EvaluateConfig()))
+    if chosen.max_history is not None:
+        config = replace(config, model=replace(config.model, max_history=chosen.max_history))
+        check(config)
+    store = Store.open(chosen.store)
     return evaluate_predictions(
-        chosen.predictions, store, split, chosen.which, config=config.evaluate, max_history=chosen.max_history
+        chosen.predictions,
+        store,
+        make_split(store, _split(chosen) or config.split),
+        chosen.which,
+        config=config.evaluate,
+        max_history=config.model.max_history,
     )

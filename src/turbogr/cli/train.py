@@ -54,14 +54,17 @@ def run(args: list[str]) -> None:
 
     tune_allocator()
     folder = chosen.out or _default_folder(args)
+    run_folder = folder
     if chosen.seeds:
-        summary = train_seeds(config, folder, _seeds(chosen.seeds), resume=chosen.resume)
-        _print_seeds(summary)
+        seeds = _seeds(chosen.seeds)
+        _print_seeds(train_seeds(config, folder, seeds, resume=chosen.resume))
+        run_folder = folder / f"seed-{seeds[0]}"
+        console().print(f"{folder} holds a run per seed, and seeds.json.", highlight=False)
     else:
         _print_result(train(config, folder, resume=chosen.resume))
     console().print(
-        f"The run is in {folder} (config, metrics.jsonl, epochs.jsonl, tb, checkpoints, result).\n"
-        f"Next: turbogr evaluate {folder}, or turbogr recommend {folder} --user ID",
+        f"The run is in {run_folder} (config, metrics.jsonl, epochs.jsonl, tb, checkpoints, result).\n"
+        f"Next: turbogr evaluate {run_folder}, or turbogr recommend {run_folder} --user ID",
         highlight=False,
     )
 

@@ -68,6 +68,7 @@ def evaluate_predictions(
     lengths = np.bincount(predictions.user, minlength=store.num_users)
     longest = int(lengths[targets.user].max())
     card["repeat_targets"] = repeats
+    card["next_time"] = "unknown: the file does not say what its lists were made from"
     card["predictions"] = {
         "file": path.name,
         "longest_list": longest,
@@ -145,6 +146,8 @@ def _rank_lists(
 def _read_table(path: Path, store: Store) -> pa.Table:
     if path.suffix not in (".csv", ".parquet"):
         raise DataError(f"{path} is neither .csv nor .parquet, the two kinds of predictions that can be read.")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name one file of predictions.")
     try:
         if path.suffix == ".parquet":
             return pq.read_table(path)

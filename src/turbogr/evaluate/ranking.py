@@ -24,8 +24,8 @@ from turbogr.evaluate.exclude import Exclude
 
 Filter = Literal["visible", "history", "none"]
 FILTERS: dict[Filter, str] = {
-    "visible": "the items of the history that the model sees (its latest max_history events) are removed",
-    "history": "the items of the user's whole history are removed",
+    "visible": "the items of the user's latest max_history events before the target are removed",
+    "history": "the items of all the user's events before the target are removed",
     "none": "nothing is removed",
 }
 TIE_RULE = "rank = 1 + items with a greater score + half of the other items with the same score, rounded up"
