@@ -7,8 +7,11 @@ from pathlib import Path
 
 import faiss
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tests.recommend.test_model import history_of
@@ -141,3 +144,27 @@ def test_what_belongs_to_a_run_only_is_refused_for_an_export_and_the_other_way(e
         Model.load(exported, checkpoint="last")
     with pytest.raises(UserError, match="has no index"):
         Model.load(run, search="index")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    loaded = Model.load(exported)
+    monkeypatch.setattr("turbogr.recommend.exported.save_file", full)
+    with pytest.raises(UserError, match="No space left while writing .*out"):
+        loaded.save(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_vocabulary_of_garbage_is_named(spoiled: Path) -> None:
+    size = (spoiled / "items.parquet").stat().st_size
+    for garbage in (b"", b"garbage" * 100, b"PAR1" + bytes(size - 8) + b"PAR1"):
+        (spoiled / "items.parquet").write_bytes(garbage)
+        with pytest.raises(CheckpointError, match="items.parquet is damaged .*: export the model again"):
+            Model.load(spoiled)
+    pq.write_table(pa.table({"id": range(60)}), spoiled / "items.parquet")
+    with pytest.raises(CheckpointError, match="no column raw_id"):
+        Model.load(spoiled)

@@ -1,10 +1,14 @@
 """Asking a model: users of the store, pasted histories, everybody; what is left out; what is refused."""
 
+import copy
+import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from tests.support.trained import ITEMS
 from turbogr.config import SplitConfig
@@ -178,3 +182,32 @@ def test_a_run_whose_store_is_gone_or_another_is_refused(run: Path, tmp_path: Pa
     tiny_store(tmp_path / "other", [[0, 1, 2]])
     with pytest.raises(CheckpointError, match="trained on another store"):
         Model.load(run, store=tmp_path / "other")
+
+
+@pytest.mark.parametrize("end", [b"", b"PAR1"])
+def test_a_stores_vocabulary_of_garbage_is_named(run: Path, model: Model, tmp_path: Path, end: bytes) -> None:
+    moved = Path(shutil.copytree(model.store.path, tmp_path / "store"))
+    size = (moved / "items.parquet").stat().st_size
+    (moved / "items.parquet").write_bytes(b"\x07" * (size - len(end)) + end)
+    with pytest.raises(DataError, match="items.parquet .*: prepare the store again"):
+        Model.load(run, store=moved)
+
+
+def test_the_device_is_the_configs_or_where_it_is_absent_what_there_is(
+    model: Model, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pick(name: str) -> torch.device:
+        if name == "npu":
+            raise ConfigError("no such")
+        return torch.device({"auto": "meta", "cpu": "cpu"}[name])
+
+    def on(name: str) -> str:
+        device = dataclasses.replace(model.config.device, name=name)
+        config = dataclasses.replace(model.config, device=device)
+        parts = dataclasses.replace(model.parts, config=config, encoder=copy.deepcopy(model.parts.encoder))
+        return Model(parts, None)._scorer.device.type
+
+    monkeypatch.setattr("turbogr.recommend.model.pick_device", pick)
+    assert on("cpu") == "cpu" and capsys.readouterr().err == ""
+    assert on("npu") == "meta"
+    assert "device.name npu is not available here: the model answers on meta" in capsys.readouterr().err

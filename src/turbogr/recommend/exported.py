@@ -8,6 +8,8 @@ README.md           how to use it
 """
 
 import json
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ def write_export(parts: Parts, vectors: Iterator[Tensor], out: Path, *, overwrit
     with whole_folder(out, overwrite=overwrite) as folder:
         plain = to_plain(name, parts.encoder.state_dict())
         tensors = {ENCODER + key: tensor for key, tensor in plain.items()}
-        save_file({**tensors, TABLE: parts.weight}, folder / "model.safetensors")
+        _save_tensors({**tensors, TABLE: parts.weight}, folder / "model.safetensors")
         (folder / "model.safetensors").chmod(0o644)  # like the others; safetensors makes it private
         pq.write_table(parts.items, folder / "items.parquet")
         write_index(folder / INDEX, vectors, parts.weight.shape[1])
@@ -92,6 +94,17 @@ def _described(path: Path) -> dict[str, Any]:
     return read_versioned(path / "config.json", FORMAT, VERSION, CheckpointError, remedy)
 
 
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        # whole_folder says a full disk in a sentence, by the number that safetensors has only in its text
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
+
+
 def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = load_file(path)
@@ -102,9 +115,12 @@ def _tensors(path: Path) -> dict[str, Tensor]:
 
 def _items(path: Path) -> pa.Table:
     try:
-        return pq.read_table(path)
+        items = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise _damaged(path, str(error)) from None
+        raise _damaged(path, str(error).splitlines()[0]) from None
+    if "raw_id" not in items.column_names:
+        raise _damaged(path, "no column raw_id")
+    return items
 
 
 def _fill(encoder: nn.Module, state: dict[str, Tensor], path: Path) -> None:

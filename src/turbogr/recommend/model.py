@@ -18,9 +18,9 @@ from turbogr.data.queries import Queries, read_queries
 from turbogr.data.split import Which, ensure_not_trained_past, make_split
 from turbogr.data.store import Store, indices_of
 from turbogr.device import pick_device
-from turbogr.errors import CheckpointError, DataError, UserError
+from turbogr.errors import CheckpointError, ConfigError, DataError, UserError
 from turbogr.evaluate import Evaluation, Exclude, Scorer, TopK, baselines, evaluate, top_k
-from turbogr.progress import bar
+from turbogr.progress import bar, console
 from turbogr.recommend.answers import answer_table, check_now, latest_seconds, pasted_query
 from turbogr.recommend.exported import INDEX, is_export, load_export, write_export
 from turbogr.recommend.index import ItemIndex
@@ -35,7 +35,7 @@ class Model:
         self.parts, self.store = parts, store
         self.config = parts.config
         self._index = index
-        device = pick_device("auto")
+        device = _device_of(self.config.device.name)
         table = FrozenTable(parts.weight.to(device))
         self._scorer = RetrievalScorer(parts.encoder.to(device).eval(), table, self.config.model.max_history, device)
 
@@ -223,6 +223,18 @@ class Model:
                 f"{self.parts.path} was loaded without a store and knows no users: name the store, or give a history."
             )
         return self.store
+
+
+def _device_of(name: str) -> torch.device:
+    """The device that the config names; where this machine has none such, what it has."""
+    try:
+        return pick_device(name)
+    except ConfigError:
+        found = pick_device("auto")
+        console().print(
+            f"device.name {name} is not available here: the model answers on {found.type}.", highlight=False
+        )
+        return found
 
 
 def _nothing(rows: int) -> tuple[np.ndarray, np.ndarray]:
