@@ -114,4 +114,21 @@ def said() -> Iterator[None]:
             raise OSError(errno.ENOSPC, text) from error
         if isinstance(error, duckdb.OutOfMemoryException):
             raise UserError("the memory limit is too small for this log: raise --memory or lower --threads.") from error
-        raise DataError(text.strip().splitlines()[0]) from error
+        raise DataError(_sentence(text)) from error
+
+
+def _sentence(text: str) -> str:
+    """What DuckDB says about a file, with its name, the line and the remedy."""
+    if line := re.search(r"CSV Error on Line: (\d+)", text):
+        path = re.search(r"^\s*file = (.*)$", text, re.MULTILINE)
+        reason = "the line cannot be read"
+        if found := re.search(r"Expected Number of Columns: (\d+) Found: (\d+)", text):
+            reason = f"{found[2]} fields instead of {found[1]}"
+        elif found := re.search(r'column "(.*)"\. Could not convert string "(.*)" to', text):
+            reason = f"{found[1]} {found[2]!r} is not a number"
+        return f"{path[1] if path else 'a CSV file'}, line {line[1]}: {reason}; mend that line."
+    if found := re.search(r'Error when sniffing file "(.*)"', text):
+        return f"{found[1]} is no CSV file with the same number of comma-separated fields in every line: mend it."
+    if found := re.search(r"""Failed to read file "(.*)": |at end of file '(.*)'""", text):
+        return f"{found[1] or found[2]} is damaged or no whole Parquet file: fetch or write it again."
+    return re.sub(r"^[A-Z][A-Za-z ]* Error: ", "", text.strip().splitlines()[0])

@@ -1,8 +1,9 @@
 """What part of a raw log is kept. Recorded in the manifest."""
 
+import math
 from dataclasses import dataclass
 
-from turbogr.errors import DataError, UserError, did_you_mean
+from turbogr.errors import ConfigError, DataError, UserError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,32 @@ class Filters:
     """Users keep at least this many events ..."""
     item_core: int = 0
     """... and items too, iterated until both hold; 0 is off."""
+
+    def __post_init__(self) -> None:
+        for name in ("user_core", "item_core"):
+            if getattr(self, name) < 0:
+                raise ConfigError(
+                    f"a k-core of {getattr(self, name)} ({name}) keeps no meaning: give 0 (off) or how many events "
+                    "everybody must have."
+                )
+        if self.min_rating is not None and not math.isfinite(self.min_rating):
+            raise ConfigError(f"min_rating is {self.min_rating}: give a number, or leave it out.")
+
+    def words(self) -> str:
+        """As an error says them."""
+        terms = []
+        if self.drop:
+            terms.append(f"events with {' or '.join(self.drop)} dropped")
+        if self.positive:
+            terms.append(f"only events with {' or '.join(self.positive)}")
+        if self.min_rating is not None:
+            terms.append(f"only ratings of at least {self.min_rating:g}")
+        if self.users_with:
+            terms.append(f"only users with {' or '.join(self.users_with)}")
+        for who, core in (("user", self.user_core), ("item", self.item_core)):
+            if core > 1:
+                terms.append(f"at least {core} events per {who}")
+        return "; ".join(terms)
 
     def event_condition(self, actions: tuple[str, ...], has_rating: bool) -> str:
         """SQL over the columns `actions` and `rating`."""

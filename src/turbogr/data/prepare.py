@@ -18,19 +18,21 @@ import numpy as np
 import pyarrow as pa
 
 from turbogr.data.columns import NpyColumn, write_parquet
-from turbogr.data.engine import Engine
+from turbogr.data.engine import Engine, memory_bytes
 from turbogr.data.filters import Filters, action_mask
 from turbogr.data.kcore import PairFiles
-from turbogr.data.rejects import settle
+from turbogr.data.rejects import Rejects, settle
 from turbogr.data.sources import Source
 from turbogr.data.sources.reading import Log, name
-from turbogr.data.sources.table import Frame, Mapping, TimeUnit
+from turbogr.data.sources.table import UNITS_PER_SECOND, Frame, Mapping, TimeUnit
 from turbogr.data.store import COLUMNS, Manifest
-from turbogr.errors import DataError
+from turbogr.errors import ConfigError, DataError
 from turbogr.files import sha256, whole_folder, write_json
 from turbogr.progress import bar
 
 MAX_ACTIONS = 16
+END_OF_TIME_S = 7_258_118_400
+"""2200-01-01, a fixed bound: the same log must always be read alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,13 @@ class PrepareOptions:
     """0 takes one per core. The store's bytes do not depend on it."""
     overwrite: bool = False
     """Replace a store that stands there already."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise ConfigError(f"threads is {self.threads}: give a number of threads, or 0 for one per core.")
+        if self.ties not in ("file", "shuffled"):
+            raise ConfigError(f"ties is {self.ties!r}: take file or shuffled.")
+        memory_bytes(self.memory_limit)
 
 
 def prepare(source: Source, out: str | Path, options: PrepareOptions | None = None) -> Manifest:
@@ -94,24 +103,29 @@ class _Preparation:
 
     def manifest(self) -> Manifest:
         self.engine.phase("reading", 0, 55)
-        rejected = self.stage()
+        rejects = self.stage()
         staged = self.engine.one("SELECT count(*) FROM log")
         if not staged:
             raise DataError(
-                f"{', '.join(self.log.files)}: an empty log, not one usable row: check the path and the format."
+                f"{', '.join(self.log.files)}: an empty log, not one usable row: check the path and the format"
+                f"{rejects.words()}."
             )
+        self.require_possible_times()
         self.engine.phase("numbering users and items", 55, 65)
         self.filter()
         self.index()
         users, items = (self.engine.one(f"SELECT count(*) FROM {t}_index") for t in ("user", "item"))
         if not users:
             raise DataError(
-                f"the filters leave none of {staged:,} events: choose weaker ones ({self.options.filters})."
+                f"the filters leave none of {staged:,} events: choose weaker ones than {self.options.filters.words()}."
             )
         self.engine.phase("sorting", 65, 95)
         single, ties, events = self.write_events(users)
         if single == users:
-            raise DataError(f"no user has two events ({users:,} users, {events:,} events): nothing could be predicted.")
+            raise DataError(
+                f"no user has two events ({users:,} users, {events:,} events): nothing could be predicted, check which "
+                f"column is the user{rejects.words()}."
+            )
         self.engine.phase("writing users and items", 95, 100)
         self.write_features()
         options = self.options
@@ -124,13 +138,13 @@ class _Preparation:
             single_event_users=single,
             tied_gaps=ties,
             ties="file" if options.ties == "file" else f"shuffled-{options.seed}",
-            rejected_rows=rejected,
+            rejected_rows=rejects.rows,
             actions=self.actions,
             filters=dataclasses.asdict(options.filters) | {"removed_events": staged - events},
         )
 
-    def stage(self) -> int:
-        """Read the raw log into the table `log`, in file order; returns the number of rejected rows."""
+    def stage(self) -> Rejects:
+        """Read the raw log into the table `log`, in file order; returns what could not be used."""
         log = self.log
         if len(self.actions) > MAX_ACTIONS:
             raise DataError(f"{len(self.actions)} actions, and a store holds {MAX_ACTIONS}: name fewer.")
@@ -139,12 +153,31 @@ class _Preparation:
             for bit, test in enumerate(log.actions.values())
         ]
         extra = "".join(f", {sql} AS {column}" for column, sql in (("rating", log.rating), ("title", log.title)) if sql)
+        if log.id_columns:
+            for number, (column, sql) in enumerate(zip(log.id_columns, (log.user, log.item), strict=True)):
+                extra += f", CASE WHEN {sql} IS NULL THEN {name(column)} END AS raw_{number}"
         self.engine.run(
             f'CREATE TABLE log AS SELECT {log.user} AS "user", {log.item} AS item, '
             f'TRY_CAST({log.time} AS BIGINT) AS "time", '
             f"CAST({' + '.join(bits) or '0'} AS USMALLINT) AS actions, filename AS file{extra} FROM {log.rows}",
         )
         return settle(self.engine, log, self.folder / "rejects.csv" if self.options.skip_bad_rows else None)
+
+    def require_possible_times(self) -> None:
+        """A numeric time in the wrong unit shows as a date in the far future."""
+        log = self.log
+        if not log.time_unit:
+            return
+        latest = self.engine.one('SELECT max("time") FROM log')
+        if latest < END_OF_TIME_S * log.time_units_per_second:
+            return
+        seconds = latest / log.time_units_per_second * UNITS_PER_SECOND[log.time_unit]
+        fitting = [u for u, n in UNITS_PER_SECOND.items() if seconds / n < END_OF_TIME_S]
+        meant = f"did you mean --time-unit {fitting[0]}?" if fitting else "convert it to s, ms or us."
+        raise DataError(
+            f"the latest time of {log.files[0]} lies after the year 2200 when it is read as {log.time_unit} "
+            f"({seconds:.0f} {log.time_unit}): {meant}"
+        )
 
     def filter(self) -> None:
         """The view `kept`: the events that the filters leave, before the k-core."""

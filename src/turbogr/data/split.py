@@ -96,8 +96,18 @@ def training_counts(store: Store, split: Split) -> np.ndarray:
     counts = np.zeros(store.num_items, np.int64)
     for start, stop, ends in training_chunks(store, split):
         trained = np.arange(start, stop) < ends
-        counts += np.bincount(store.item[start:stop][trained], minlength=store.num_items)
+        items = store.item[start:stop]
+        _require_items(store, items)
+        counts += np.bincount(items[trained], minlength=store.num_items)
     return counts
+
+
+def _require_items(store: Store, items: np.ndarray) -> None:
+    for item in (items.min(), items.max()):
+        if not 0 <= item < store.num_items:
+            raise DataError(
+                f"{store.path / 'item.npy'} holds item {item} of {store.num_items} items: prepare the store again."
+            )
 
 
 def ensure_not_trained_past(trained: SplitConfig, wanted: SplitConfig, which: Which = "test") -> None:

@@ -30,6 +30,7 @@ from turbogr.files import read_versioned, sha256
 
 FORMAT = "turbogr-store"
 VERSION = 1
+COUNTS = ("time_units_per_second", "users", "items", "events", "single_event_users", "tied_gaps", "rejected_rows")
 COLUMNS: dict[str, type[np.generic]] = {
     "offsets.npy": np.int64,
     "item.npy": np.int32,
@@ -99,11 +100,11 @@ class Store:
 
     @cached_property
     def users(self) -> pa.Table:
-        return pq.read_table(self.path / "users.parquet")
+        return self._features("users.parquet", self.num_users)
 
     @cached_property
     def items(self) -> pa.Table:
-        return pq.read_table(self.path / "items.parquet")
+        return self._features("items.parquet", self.num_items)
 
     def user_indices(self, raw_ids: Sequence[Any]) -> np.ndarray:
         return indices_of(self.users, raw_ids, "user", self.path)
@@ -129,6 +130,18 @@ class Store:
             if sha256(self.path / name) != facts["sha256"]:
                 raise DataError(f"{self.path / name} does not match its checksum: prepare the store again.")
 
+    def _features(self, name: str, rows: int) -> pa.Table:
+        try:
+            table = pq.read_table(self.path / name)
+        except (OSError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{self.path / name} cannot be read ({reason}): prepare the store again.") from None
+        if "raw_id" not in table.column_names or table.num_rows != rows:
+            raise DataError(
+                f"{self.path / name} does not hold {rows} rows with a column raw_id: prepare the store again."
+            )
+        return table
+
     def _column(self, name: str, length: int) -> np.ndarray:
         try:
             # numpy cannot map an empty file
@@ -148,14 +161,26 @@ def _read_manifest(path: Path) -> Manifest:
     raw = read_versioned(path / "manifest.json", FORMAT, VERSION, DataError, remedy)
     try:
         manifest = Manifest(**{**raw, "actions": tuple(raw["actions"])})
-    except (TypeError, KeyError) as error:
+        sizes = {name: int(facts["bytes"]) for name, facts in manifest.files.items()}
+        _require_types(manifest)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise DataError(f"{path / 'manifest.json'} is damaged ({error}): prepare the store again.") from None
-    for name, facts in manifest.files.items():
+    for name, expected in sizes.items():
         size = (path / name).stat().st_size if (path / name).exists() else None
-        if size != facts["bytes"]:
-            found = "is missing" if size is None else f"has {size} bytes instead of {facts['bytes']}"
+        if size != expected:
+            found = "is missing" if size is None else f"has {size} bytes instead of {expected}"
             raise DataError(f"{path / name} {found}: the store is truncated, prepare it again.")
     return manifest
+
+
+def _require_types(manifest: Manifest) -> None:
+    for name in COUNTS:
+        value = getattr(manifest, name)
+        if type(value) is not int or value < (name == "time_units_per_second"):
+            raise TypeError(f"{name} is {value!r}")
+    for action in manifest.actions:
+        if not isinstance(action, str):
+            raise TypeError(f"an action is {action!r}")
 
 
 def indices_of(table: pa.Table, raw_ids: Sequence[Any], what: str, path: Path) -> np.ndarray:

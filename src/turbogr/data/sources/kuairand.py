@@ -16,6 +16,7 @@ from turbogr.data.sources.reading import (
     feature_rows,
     require_columns,
     require_path,
+    whole,
 )
 from turbogr.errors import DataError
 
@@ -40,7 +41,7 @@ class KuaiRand:
         files = _files(self.path, "log_standard_*.csv*")
         if not files:
             raise DataError(f"{self.path} holds no log_standard_*.csv: give the folder with KuaiRand's CSV files.")
-        types = {"user_id": "BIGINT", "video_id": "BIGINT", "time_ms": TIME_TYPE}
+        types = {"user_id": "VARCHAR", "video_id": "VARCHAR", "time_ms": TIME_TYPE}
         types |= dict.fromkeys(ACTIONS.values(), "UTINYINT")
         names = csv_header(files)
         require_columns(names, types, files[0])
@@ -48,8 +49,9 @@ class KuaiRand:
             rows=csv_rows(files, names, types),
             files=tuple(map(str, files)),
             first_line=2,
-            user="user_id",
-            item="video_id",
+            user=whole("user_id"),
+            item=whole("video_id"),
+            id_columns=("user_id", "video_id"),
             time="time_ms",
             time_units_per_second=1000,
             actions={action: f"{column} <> 0" for action, column in ACTIONS.items()},
@@ -71,4 +73,4 @@ def _features(files: list[Path], key: str) -> str:
     if not files:
         return ""
     require_columns(csv_header(files), [key], files[0])
-    return f"(SELECT {key} AS raw_id, * EXCLUDE ({key}) FROM {feature_rows(files)})"
+    return feature_rows(files, key)

@@ -16,6 +16,7 @@ from turbogr.data.sources.reading import (
     members,
     require_columns,
     text,
+    whole,
 )
 from turbogr.errors import DataError
 
@@ -39,7 +40,7 @@ class MovieLens:
 
 
 def _dat(found: dict[str, Path]) -> Log:
-    types = {"user": "BIGINT", "item": "BIGINT", "rating": "DOUBLE", "time": TIME_TYPE}
+    types = {"user": "VARCHAR", "item": "VARCHAR", "rating": "DOUBLE", "time": TIME_TYPE}
     ratings = found["ratings.dat"]
     rows = csv_rows([ratings], list(types), types, delimiter="::", header=False, quote="")
     users = _features(found, "users.dat", ("raw_id", "gender", "age", "occupation", "zip_code"))
@@ -48,8 +49,9 @@ def _dat(found: dict[str, Path]) -> Log:
         rows=rows,
         files=(str(ratings),),
         first_line=1,
-        user="user",
-        item="item",
+        user=whole("user"),
+        item=whole("item"),
+        id_columns=("user", "item"),
         time="time",
         time_units_per_second=1,
         rating="rating",
@@ -72,19 +74,20 @@ def _features(found: dict[str, Path], name: str, columns: tuple[str, ...]) -> st
 
 def _csv(found: dict[str, Path]) -> Log:
     ratings = found["ratings.csv"]
-    types = {"userId": "BIGINT", "movieId": "BIGINT", "rating": "DOUBLE", "timestamp": TIME_TYPE}
+    types = {"userId": "VARCHAR", "movieId": "VARCHAR", "rating": "DOUBLE", "timestamp": TIME_TYPE}
     names = csv_header([ratings])
     require_columns(names, types, ratings)
     items = ""
     if "movies.csv" in found:
         require_columns(csv_header([found["movies.csv"]]), ("movieId", "title"), found["movies.csv"])
-        items = f"(SELECT movieId AS raw_id, * EXCLUDE (movieId) FROM {feature_rows([found['movies.csv']])})"
+        items = feature_rows([found["movies.csv"]], "movieId")
     return Log(
         rows=csv_rows([ratings], names, types),
         files=(str(ratings),),
         first_line=2,
-        user="userId",
-        item="movieId",
+        user=whole("userId"),
+        item=whole("movieId"),
+        id_columns=("userId", "movieId"),
         time='"timestamp"',
         time_units_per_second=1,
         rating="rating",

@@ -35,6 +35,10 @@ class Log:
     actions: dict[str, str] = field(default_factory=dict)
     """Name -> SQL condition; bit a of an event is the a-th."""
     rating: str = ""
+    time_unit: str = ""
+    """The unit that the user named, where times are numbers."""
+    id_columns: tuple[str, str] | None = None
+    """Text columns of `rows` that `user` and `item` are made of, where not every text is an id."""
     title: str = ""
     """An item's title as it stands in the log (the first one counts)."""
     users: str = ""
@@ -66,6 +70,15 @@ def name(value: str) -> str:
     return '"' + value.replace('"', '""') + '"'
 
 
+def whole(column: str) -> str:
+    """SQL: the int64 that a text column spells, else NULL.
+
+    A cast alone would round 2.5 to another id and merge 07 with 7, as the CSV reader's own integers do.
+    """
+    number = f"TRY_CAST({name(column)} AS BIGINT)"
+    return f"CASE WHEN CAST({number} AS VARCHAR) = {name(column)} THEN {number} END"
+
+
 def texts(values: Iterable[str]) -> str:
     return "[" + ", ".join(map(text, values)) + "]"
 
@@ -91,9 +104,18 @@ def csv_rows(
     )
 
 
-def feature_rows(files: Sequence[Path]) -> str:
-    """A relation over CSV files of features, types detected."""
-    return f"read_csv({texts(map(str, files))}, header = true, delim = ',', quote = '\"', escape = '\"')"
+def feature_rows(files: Sequence[Path], key: str) -> str:
+    """A relation over CSV files of features with the integer column `key` as raw_id, the other types detected.
+
+    An id that is no integer stops the run, naming file and value.
+    """
+    where = f"read_csv({texts(map(str, files))}, header = true, delim = ',', quote = '\"', escape = '\"', "
+    rows = where + f"types = {{{text(key)}: 'VARCHAR'}}, filename = true)"
+    fault = (
+        f"filename || {text(f': {key} ')} || coalesce({name(key)}, '(empty)') || {text(' is not an integer; mend it.')}"
+    )
+    raw = f"coalesce({whole(key)}, error({fault}))"
+    return f"(SELECT {raw} AS raw_id, * EXCLUDE ({name(key)}, filename) FROM {rows})"
 
 
 def csv_header(files: Sequence[Path], delimiter: str = ",") -> list[str]:
@@ -104,6 +126,8 @@ def csv_header(files: Sequence[Path], delimiter: str = ",") -> list[str]:
             raise DataError(
                 f"the header of {other} differs from that of {files[0]}: prepare them apart or make them agree."
             )
+    if twice := next((n for n in names if names.count(n) > 1), None):
+        raise DataError(f"the header of {files[0]} has the column {twice!r} more than once: rename or remove one.")
     return names
 
 
@@ -149,7 +173,9 @@ def members(path: Path, names: Sequence[str], scratch: Path) -> dict[str, Path]:
             return found
         path = archives[0]
     if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} is neither a folder nor a whole zip archive: fetch it again.")
+        raise DataError(
+            f"{path} is neither a folder nor a whole zip archive: give the folder or the zip, or fetch it again."
+        )
     folder = scratch / "unpacked"
     folder.mkdir()
     found = {}

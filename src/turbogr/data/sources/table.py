@@ -1,5 +1,6 @@
 """Any log in CSV, Parquet or Arrow IPC files, or in a frame in memory, with a column mapping."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from turbogr.data.sources.reading import (
     require_path,
     text,
     texts,
+    whole,
 )
 from turbogr.errors import DataError
 
@@ -29,6 +31,9 @@ INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT",
 FLOATS = ("FLOAT", "DOUBLE")
 DELIMITERS = ",\t;|"
 SAMPLE_ROWS = 10_000
+NEARLY_ALL = 0.95
+CSV_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt")
+PARQUET_ENDINGS = (".parquet", ".pq")
 IPC_ENDINGS = (".arrow", ".feather", ".ipc")
 
 
@@ -64,6 +69,7 @@ class Mapping:
             item=_id(types[self.item], self.item),
             time=time,
             time_units_per_second=units,
+            time_unit="" if _is_moment(types[self.time]) else self.time_unit,
             actions={a: f"CAST({name(a)} AS DOUBLE) <> 0" for a in self.actions},
             rating=name(self.rating) if self.rating else "",
             title=f"nullif(CAST({name(self.title)} AS VARCHAR), '')" if self.title else "",
@@ -96,12 +102,18 @@ class Table:
         names = csv_header(files, delimiter)
         require_columns(names, self.columns.columns, files[0])
         types = _csv_types(engine, files[0], names, delimiter, self.columns)
-        rows = csv_rows(files, names, types, delimiter=delimiter)
-        return self.columns.log(rows, types, tuple(map(str, files)), first=2, place="line")
+        ids = (self.columns.user, self.columns.item)
+        rows = csv_rows(files, names, types | dict.fromkeys(ids, "VARCHAR"), delimiter=delimiter)
+        log = self.columns.log(rows, types, tuple(map(str, files)), first=2, place="line")
+        user, item = (whole(c) if types[c] == "BIGINT" else name(c) for c in ids)
+        return dataclasses.replace(log, user=user, item=item, id_columns=ids)
 
 
 def _csv_types(engine: Engine, path: Path, names: list[str], delimiter: str, columns: Mapping) -> dict[str, str]:
-    """The type that the first rows' values of each mapped column have; a few bad ones among them do not change it."""
+    """The type that the first rows' values of each mapped column have.
+
+    Ids are integers where nearly all of them are: the few others are bad rows then.
+    """
     rows = csv_rows([path], names, {}, delimiter=delimiter, faults="ignore_errors = true")
     counts = ", ".join(
         f"count({c}), count(*) FILTER ({c} SIMILAR TO '(0|-?[1-9][0-9]*)' AND TRY_CAST({c} AS BIGINT) IS NOT NULL), "
@@ -111,12 +123,15 @@ def _csv_types(engine: Engine, path: Path, names: list[str], delimiter: str, col
     row = engine.all(f"SELECT {counts} FROM (FROM {rows} LIMIT {SAMPLE_ROWS})")[0]
     types = {}
     for place, column in enumerate(columns.columns):
-        filled, whole, numbers, moments, points = row[5 * place : 5 * place + 5]
+        filled, integers, numbers, moments, points = row[5 * place : 5 * place + 5]
         if column == columns.time:
-            types[column] = "TIMESTAMP" if moments > numbers else "DOUBLE" if points and numbers > whole else TIME_TYPE
+            types[column] = (
+                "TIMESTAMP" if moments > numbers else "DOUBLE" if points and numbers > integers else TIME_TYPE
+            )
         elif column in (columns.user, columns.item):
             fraction = numbers == filled and points > 0
-            types[column] = "BIGINT" if whole == filled else "DOUBLE" if fraction else "VARCHAR"
+            nearly_all = filled and integers >= NEARLY_ALL * filled
+            types[column] = "BIGINT" if nearly_all else "DOUBLE" if fraction else "VARCHAR"
             _id(types[column], column)  # refuses fractions, before they are rounded
         elif column == columns.rating:
             types[column] = "DOUBLE"
@@ -166,6 +181,9 @@ def _ipc_rows(engine: Engine, files: Sequence[Path]) -> str:
 def _files(path: Path) -> list[Path]:
     require_path(path)
     if path.is_file():
+        if not _kind(path):
+            known = ", ".join((*CSV_ENDINGS, *PARQUET_ENDINGS, *IPC_ENDINGS))
+            raise DataError(f"{path} has no ending that says its format: it must be one of {known}.")
         return [path]
     files = sorted(p for p in path.iterdir() if p.is_file() and _kind(p) and not p.name.startswith((".", "_")))
     if not files:
@@ -175,9 +193,9 @@ def _files(path: Path) -> list[Path]:
 
 def _kind(path: Path) -> str:
     endings = "".join(path.suffixes[-2:]).lower()
-    if endings.endswith((".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt")):
+    if endings.endswith(CSV_ENDINGS):
         return "csv"
-    if endings.endswith((".parquet", ".pq")):
+    if endings.endswith(PARQUET_ENDINGS):
         return "parquet"
     return "ipc" if endings.endswith(IPC_ENDINGS) else ""
 
