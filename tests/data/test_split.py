@@ -16,6 +16,7 @@ from turbogr.data.split import (
     training_chunks,
     training_counts,
 )
+from turbogr.data.store import Store
 from turbogr.errors import ConfigError, DataError
 
 LAST = SplitConfig()
@@ -168,3 +169,14 @@ def test_evaluating_on_what_training_never_saw_is_allowed(
     trained: SplitConfig, wanted: SplitConfig, which: str
 ) -> None:
     ensure_not_trained_past(trained, wanted, which)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("item", [5, 99, -1])
+def test_an_item_that_the_store_does_not_have_is_said(tmp_path: Path, item: int) -> None:
+    store = tiny_store(tmp_path, ROWS)
+    column = np.array(store.item)
+    column[3] = item
+    np.save(tmp_path / "item.npy", column)
+    store = Store.open(tmp_path)
+    with pytest.raises(DataError, match=rf"item\.npy holds item {item} of 5 items: prepare the store again"):
+        training_counts(store, make_split(store, LAST))

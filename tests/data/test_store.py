@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from turbogr.data.prepare import prepare_frame
@@ -118,3 +119,29 @@ def test_columns_that_contradict_the_manifest_are_refused(folder: Path) -> None:
     change_manifest(folder, events=4)
     with pytest.raises(DataError, match=r"item\.npy holds int32\[3\] where the manifest says int32\[4\]"):
         Store.open(folder)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"users": "x"}, {"items": 1.5}, {"events": -1}, {"files": []}, {"files": {"item.npy": 3}}, {"actions": 7}]
+    + [{"actions": [1]}, {"time_units_per_second": 0}],
+)
+def test_a_manifest_with_values_of_the_wrong_kind_is_damaged(folder: Path, values: dict[str, Any]) -> None:
+    change_manifest(folder, **values)
+    with pytest.raises(DataError, match=r"manifest\.json is damaged .*: prepare the store again"):
+        Store.open(folder)
+
+
+@pytest.mark.parametrize("what", ["users", "items"])
+def test_a_damaged_table_of_ids_is_named(folder: Path, what: str) -> None:
+    path = folder / f"{what}.parquet"
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(DataError, match=rf"{what}\.parquet cannot be read \(.*\): prepare the store again"):
+        getattr(Store.open(folder), what)
+
+
+def test_a_table_of_ids_of_another_store_is_named(folder: Path) -> None:
+    pq.write_table(pa.table({"raw_id": [1]}), folder / "items.parquet")
+    change_manifest(folder, files={})
+    with pytest.raises(DataError, match=r"items\.parquet does not hold 3 rows with a column raw_id"):
+        _ = Store.open(folder).items

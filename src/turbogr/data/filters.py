@@ -27,8 +27,8 @@ class Filters:
         for name in ("user_core", "item_core"):
             if getattr(self, name) < 0:
                 raise ConfigError(
-                    f"a k-core of {getattr(self, name)} ({name}) keeps no meaning: give 0 (off) or how many events "
-                    "everybody must have."
+                    f"a k-core of {getattr(self, name)} ({name}) is impossible: give the least number of events, or 0 "
+                    "to leave it off."
                 )
         if self.min_rating is not None and not math.isfinite(self.min_rating):
             raise ConfigError(f"min_rating is {self.min_rating}: give a number, or leave it out.")

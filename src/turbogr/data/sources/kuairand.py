@@ -55,8 +55,8 @@ class KuaiRand:
             time="time_ms",
             time_units_per_second=1000,
             actions={action: f"{column} <> 0" for action, column in ACTIONS.items()},
-            users=_features(_files(self.path, "user_features*.csv*"), "user_id"),
-            items=_features(_files(self.path, "video_features_basic*.csv*"), "video_id"),
+            users=_features(engine, _files(self.path, "user_features*.csv*"), "user_id"),
+            items=_features(engine, _files(self.path, "video_features_basic*.csv*"), "video_id"),
         )
 
 
@@ -69,8 +69,8 @@ def _files(path: Path, pattern: str) -> list[Path]:
     return sorted(found, key=lambda p: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", p.name)])
 
 
-def _features(files: list[Path], key: str) -> str:
+def _features(engine: Engine, files: list[Path], key: str) -> str:
     if not files:
         return ""
     require_columns(csv_header(files), [key], files[0])
-    return feature_rows(files, key)
+    return feature_rows(engine, files, key)

@@ -33,7 +33,7 @@ class MovieLens:
         if "ratings.dat" in found:
             return _dat(found)
         if "ratings.csv" in found:
-            return _csv(found)
+            return _csv(engine, found)
         raise DataError(
             f"{self.path} holds neither ratings.dat nor ratings.csv: give the unpacked folder or the zip archive."
         )
@@ -72,7 +72,7 @@ def _features(found: dict[str, Path], name: str, columns: tuple[str, ...]) -> st
     )
 
 
-def _csv(found: dict[str, Path]) -> Log:
+def _csv(engine: Engine, found: dict[str, Path]) -> Log:
     ratings = found["ratings.csv"]
     types = {"userId": "VARCHAR", "movieId": "VARCHAR", "rating": "DOUBLE", "timestamp": TIME_TYPE}
     names = csv_header([ratings])
@@ -80,7 +80,7 @@ def _csv(found: dict[str, Path]) -> Log:
     items = ""
     if "movies.csv" in found:
         require_columns(csv_header([found["movies.csv"]]), ("movieId", "title"), found["movies.csv"])
-        items = feature_rows([found["movies.csv"]], "movieId")
+        items = feature_rows(engine, [found["movies.csv"]], "movieId")
     return Log(
         rows=csv_rows([ratings], names, types),
         files=(str(ratings),),

@@ -104,18 +104,30 @@ def csv_rows(
     )
 
 
-def feature_rows(files: Sequence[Path], key: str) -> str:
+def feature_rows(engine: Engine, files: Sequence[Path], key: str) -> str:
     """A relation over CSV files of features with the integer column `key` as raw_id, the other types detected.
 
     An id that is no integer stops the run, naming file and value.
     """
-    where = f"read_csv({texts(map(str, files))}, header = true, delim = ',', quote = '\"', escape = '\"', "
-    rows = where + f"types = {{{text(key)}: 'VARCHAR'}}, filename = true)"
+    options = f"header = true, delim = ',', quote = '\"', escape = '\"', types = {{{text(key)}: 'VARCHAR'}}"
+    for path in files:
+        require_readable(
+            engine, path, f"read_csv({text(str(path))}, {options})", "CSV, with as many fields in every line"
+        )
+    rows = f"read_csv({texts(map(str, files))}, {options}, filename = true)"
     fault = (
         f"filename || {text(f': {key} ')} || coalesce({name(key)}, '(empty)') || {text(' is not an integer; mend it.')}"
     )
     raw = f"coalesce({whole(key)}, error({fault}))"
     return f"(SELECT {raw} AS raw_id, * EXCLUDE ({name(key)}, filename) FROM {rows})"
+
+
+def require_readable(engine: Engine, path: Path, relation: str, form: str) -> None:
+    """Look at a file's beginning; DuckDB does not always name the file that it cannot read."""
+    try:
+        engine.columns(relation)
+    except DataError:
+        raise DataError(f"{path} cannot be read as {form}: mend it or fetch it again.") from None
 
 
 def csv_header(files: Sequence[Path], delimiter: str = ",") -> list[str]:

@@ -19,6 +19,7 @@ from turbogr.data.sources.reading import (
     name,
     require_columns,
     require_path,
+    require_readable,
     text,
     texts,
     whole,
@@ -92,6 +93,9 @@ class Table:
         if kind == "csv":
             return self._csv(engine, files)
         parquet = f"read_parquet({texts(map(str, files))}, filename = true)"
+        if kind == "parquet":
+            for path in files:
+                require_readable(engine, path, f"read_parquet({text(str(path))})", "Parquet")
         rows = _ipc_rows(engine, files) if kind == "ipc" else parquet
         types = engine.columns(rows)
         require_columns([c for c in types if c != "filename"], self.columns.columns, files[0])
