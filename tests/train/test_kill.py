@@ -16,5 +16,5 @@ def test_a_killed_run_resumes_to_the_same_bits_and_logs_every_step_once(tmp_path
     assert start(config, tmp_path / "undisturbed").wait() == 0
     done = kill_until(config, tmp_path / "killed", kills=3, in_checkpoint=1)
     result = compare(tmp_path / "killed", tmp_path / "undisturbed")
-    assert result["equal"] and result["steps_once"]
+    assert result["equal"] and result["reports_equal"] and result["steps_once"]
     assert max(done.repeated) <= CHECKPOINT_EVERY

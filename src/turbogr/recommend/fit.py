@@ -7,14 +7,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from turbogr.config import Config, DataConfig, NegativesConfig, check, from_dict
+from turbogr.config import Config, DataConfig, NegativesConfig, from_dict
 from turbogr.data.prepare import PrepareOptions, prepare_frame
 from turbogr.data.sources.table import TimeUnit
 from turbogr.data.store import Store
 from turbogr.errors import ConfigError, UserError
 from turbogr.progress import console
 from turbogr.recommend.model import Model
-from turbogr.train.trainer import preflight, train
+from turbogr.train.trainer import check_run, preflight, train
 
 
 def fit(
@@ -48,7 +48,7 @@ def fit(
     """
     given = config if isinstance(config, Config) else _nested(config or {})
     settings = given if isinstance(given, Config) else from_dict(Config, given, "config")
-    check(settings)
+    check_run(settings)
     scratch = TemporaryDirectory(prefix="turbogr-")
     run = Path(out or Path(scratch.name) / "run")
     made = not isinstance(frame, str | Path)

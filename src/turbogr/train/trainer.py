@@ -37,11 +37,9 @@ from turbogr.train.throughput import Throughput
 COSINE_END = 0.1
 
 
-def preflight(config: Config) -> Store:
-    """Refuse what cannot be trained, in one sentence, before any work starts; answers the store."""
+def check_run(config: Config) -> None:
+    """Refuse what can be trained on no store, in one sentence."""
     check(config)
-    if not config.data.store:
-        raise ConfigError("data.store is empty: say which prepared store to train on (--data.store stores/NAME).")
     wanted = config.train.select_by
     if wanted not in METRICS:
         known = ", ".join(METRICS)
@@ -50,10 +48,17 @@ def preflight(config: Config) -> Store:
     device = pick_device(config.device.name)
     if config.train.precision == "bf16" and not supports_bf16(device):
         raise ConfigError(f"train.precision bf16 is not supported by this {device.type}: take fp32.")
-    store = Store.open(config.data.store)
-    ensure_enough_items(config.negatives, store.num_items)
     with torch.device("meta"):
         build_encoder(config.model, config.train.seed)  # names an unknown model
+
+
+def preflight(config: Config) -> Store:
+    """Refuse what cannot be trained before any work starts; answers the store."""
+    check_run(config)
+    if not config.data.store:
+        raise ConfigError("data.store is empty: say which prepared store to train on (--data.store stores/NAME).")
+    store = Store.open(config.data.store)
+    ensure_enough_items(config.negatives, store.num_items)
     return store
 
 
@@ -281,4 +286,4 @@ def _epoch_line(entry: dict[str, Any], epochs: int) -> str:
     return f"epoch {entry['epoch']}/{epochs}  loss {entry['loss']:.4f}{shown}  {entry['seconds']:.0f} s"
 
 
-__all__ = ["Sink", "Trainer", "preflight", "rate_course", "train"]
+__all__ = ["Sink", "Trainer", "check_run", "preflight", "rate_course", "train"]
