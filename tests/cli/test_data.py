@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.command_line import said
 from tests.support.tiny_store import tiny_store
 from turbogr.cli import main
 from turbogr.data.sources import synthetic
@@ -29,15 +30,6 @@ def log(tmp_path: Path) -> str:
     path = tmp_path / "log.csv"
     path.write_text(LOG)
     return str(path)
-
-
-def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """The sentence of a refused call."""
-    assert main(list(args)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_a_table_becomes_a_store_and_the_counts_go_to_stdout(log: str, tmp_path: Path, capsys) -> None:

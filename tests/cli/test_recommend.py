@@ -7,6 +7,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.command_line import said
 from tests.support.trained import small_run
 from turbogr.cli import main
 from turbogr.recommend.model import Model
@@ -25,15 +26,6 @@ def model(run: str) -> Model:
 def printed(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     assert main(["recommend", *args]) == 0
     return capsys.readouterr().out
-
-
-def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """The sentence of a refused call."""
-    assert main(list(args)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_users_are_printed_with_rank_raw_id_title_and_score(run: str, model: Model, capsys) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from turbogr.data.split import Split
-from turbogr.data.store import Store
+from turbogr.data.store import Store, places_of
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ def read_batch(store: Store, split: Split, users: np.ndarray, first_number: int,
     last = split.train_end[users] - 1  # the last event is only a target
     first = np.maximum(np.asarray(store.offsets[users]), last - max_history)
     lengths = last - first
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    place = np.repeat(first - offsets[:-1], lengths) + np.arange(offsets[-1])
+    offsets, place = places_of(first, lengths)
     unit = store.manifest.time_units_per_second
     return Batch(
         users=users,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turbogr.data.store import Store
+from turbogr.data.store import Store, places_of
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,7 @@ def read_queries(
     starts = np.asarray(store.offsets[users])
     if max_history is not None:
         starts = np.maximum(starts, events - max_history)
-    lengths = events - starts
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    place = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+    offsets, place = places_of(starts, events - starts)
     unit = store.manifest.time_units_per_second
     return Queries(
         users=np.asarray(users, np.int64),

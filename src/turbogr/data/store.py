@@ -156,6 +156,12 @@ class Store:
         return column
 
 
+def places_of(first: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(offsets [B+1], event indices [T]) of the runs of `lengths` [B] events from `first` [B] on, packed."""
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    return offsets, np.repeat(first - offsets[:-1], lengths) + np.arange(offsets[-1])
+
+
 def _read_manifest(path: Path) -> Manifest:
     remedy = "prepare it again with this version"
     raw = read_versioned(path / "manifest.json", FORMAT, VERSION, DataError, remedy)

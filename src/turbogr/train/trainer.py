@@ -246,11 +246,13 @@ class Trainer:
             "selected_on": None if progress.best_step < 0 else ("validation" if self.split.validation else "test"),
             "skipped_steps": progress.skipped_steps,
         }
-        path = checkpoint.best(self.folder)
-        if progress.best_step >= 0 and path is not None:
-            if progress.best_step != progress.step:
+        if progress.best_step >= 0:
+            best = last
+            path = checkpoint.best(self.folder)
+            if progress.best_step != progress.step and path is not None:
                 checkpoint.load(path, self.state())
-            result["best"] = {"epoch": progress.best_epoch, "metrics": self._metrics("test").metrics["model"]}
+                best = self._metrics("test")
+            result["best"] = {"epoch": progress.best_epoch, "metrics": best.metrics["model"]}
         result["train_seconds"] = round(progress.train_seconds, 1)
         result["evaluate_seconds"] = round(progress.evaluate_seconds, 1)
         write_json(self.folder / "result.json", result)
