@@ -20,17 +20,10 @@ def near_edges(first: int, last: int) -> list[int]:
     return sorted({max(1, int(edge) + step) for edge in edges for step in (-2, -1, 0, 1, 2)})
 
 
-def test_edges_are_exact_up_to_four_days() -> None:
-    """Catches: a multiplication by the inverse width, a rounding up, an edge on the wrong side."""
-    seconds = near_edges(0, 43)
+def test_edges_are_exact() -> None:
+    """Catches: an edge found in single precision, a rounding up, a difference narrowed to 32 bits."""
+    seconds = near_edges(0, 140)
     assert time_bucket(torch.tensor(seconds), WIDTH, 128).tolist() == [exact(s) for s in seconds]
-
-
-def test_beyond_an_edge_moves_by_a_millionth_at_most() -> None:
-    """Catches: differences narrowed to 32 bits, or a logarithm of less than single precision."""
-    for seconds in near_edges(43, 140):
-        got = int(time_bucket(torch.tensor([seconds]), WIDTH, 128))
-        assert got in {exact(math.floor(seconds * (1 - 1e-6))), exact(math.ceil(seconds * (1 + 1e-6)))}, seconds
 
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0, 0), (1, 0), (2, 2), (-2, 2), (-(10**9), 68), (2**62, 128)])

@@ -1,15 +1,22 @@
 """Pointwise SiLU attention over jagged rows, with relative position and time bias (HSTU).
 
-A[i, j] = SiLU(q_i . k_j + position_bias[i - j] + time_bias[bucket(next_times_i - times_j)]) / max_len   for j <= i
-y_i = sum_j A[i, j] v_j                                         within a row, per head; biases shared by the heads
-bucket(dt) = clamp(floor(ln(max(|dt|, 1)) / bucket_width), 0, buckets)
+A[i, j] = SiLU(q_i . k_j + position_bias[p_i - p_j] + time_bias[bucket(next_times_i - times_j)]) / max_len
+y_i = sum_j A[i, j] v_j     over the j that i sees, within a row, per head; biases shared by the heads
+bucket(dt) = clamp(floor(ln(max(|dt|, 1)) / bucket_width), 0, buckets), its edges kept as integers
+
+A row is [context | history | targets], the first and the last part possibly empty:
+    history i  sees every context token and the history j <= i (with a window w: p_i - p_j < w)
+    target     sees every context token, the history as if it stood right behind it, and itself
+    context    sees every context token, and with `context_sees_history` the whole history
+A pair with a context token on either side has no bias. p counts from the first history token.
 
 T tokens, B rows, H heads; q, k [T, H, dqk], v [T, H, dv], y [T, H, dv]
 """
 
+import torch
 from torch import Tensor
 
-from turbogr.ops.hstu_attention.reference import Bias, attend_reference
+from turbogr.ops.hstu_attention.reference import Bias, Mask, attend_reference
 from turbogr.ops.hstu_attention.tiles import attend_tiles
 from turbogr.ops.registry import Backend, register
 
@@ -28,17 +35,25 @@ def hstu_attention(
     times: Tensor | None = None,
     next_times: Tensor | None = None,
     bucket_width: float = 0.301,
+    num_targets: Tensor | None = None,
+    num_context: int = 0,
+    window: int | None = None,
+    context_sees_history: bool = False,
     backend: str | None = None,
 ) -> Tensor:
-    """Causal HSTU attention [T, H, dv].
+    """HSTU attention [T, H, dv].
 
     Args:
-        q, k: [T, H, dqk]. v: [T, H, dv].
+        q, k: [T, H, dqk]. v: [T, H, dv]. May be strided views of one buffer; the last dimension must be dense.
         offsets: int64 [B+1]; rows may be empty, none may be longer than `max_len`.
         max_len: the divisor N, constant for a model.
-        position_bias: [max_len], indexed by i - j.
+        position_bias: [max_len], indexed by p_i - p_j.
         time_bias: [buckets + 1], indexed by the bucket; needs `times` and `next_times`.
         times, next_times: int64 [T] seconds of every event and of the one after it; any span, any order.
+        num_targets: int64 [B] candidates at the end of every row.
+        num_context: tokens before the history, the same for every row that is not empty.
+        window: a history token sees this many latest ones, itself among them.
+        context_sees_history: lets context see the history. It leaks the future from the second layer on.
         backend: tiles | reference; None picks.
 
     Example:
@@ -46,35 +61,48 @@ def hstu_attention(
         >>> hstu_attention(q, q, q, offsets, max_len=16).shape
         torch.Size([5, 2, 8])
     """
-    _check(q, k, v, offsets, max_len, position_bias, time_bias, times, next_times)
-    chosen, _ = OPERATOR.pick(q.device, backend)
     bias = Bias(position_bias, time_bias, times, next_times, bucket_width)
-    out: Tensor = chosen.run(q, k, v, offsets, max_len, bias)
+    mask = Mask(num_targets, num_context, window, context_sees_history)
+    _check_shapes(q, k, v, max_len, bias)
+    check_rows(len(q), offsets, max_len, mask)
+    chosen, _ = OPERATOR.pick(q.device, backend)
+    out: Tensor = chosen.run(q, k, v, offsets, max_len, bias, mask)
     return out
 
 
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    offsets: Tensor,
-    max_len: int,
-    position_bias: Tensor | None,
-    time_bias: Tensor | None,
-    times: Tensor | None,
-    next_times: Tensor | None,
-) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, max_len: int, bias: Bias) -> None:
     if q.dim() != 3 or q.shape != k.shape or v.shape[:2] != q.shape[:2]:
         raise ValueError(
             f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} must be [T, H, d] of the same T and H."
         )
-    if position_bias is not None and position_bias.shape != (max_len,):
-        raise ValueError(f"position_bias has shape {list(position_bias.shape)}, max_len {max_len} wants [{max_len}].")
-    if time_bias is not None and (times is None or next_times is None):
+    if bias.position is not None and bias.position.shape != (max_len,):
+        raise ValueError(f"position_bias has shape {list(bias.position.shape)}, max_len {max_len} wants [{max_len}].")
+    if bias.time is not None and (bias.times is None or bias.next_times is None):
         raise ValueError("time_bias needs times and next_times.")
+
+
+def check_rows(tokens: int, offsets: Tensor, max_len: int, mask: Mask) -> None:
+    """Refuse rows that the operator cannot take; offsets on a device are trusted, reading them would wait for it."""
+    if mask.num_context < 0 or (mask.window is not None and mask.window < 1):
+        raise ValueError(f"num_context {mask.num_context} must be at least 0 and window {mask.window} at least 1.")
+    if mask.num_targets is not None and len(mask.num_targets) != len(offsets) - 1:
+        raise ValueError(f"num_targets has {len(mask.num_targets)} entries for {len(offsets) - 1} rows.")
+    if not offsets.is_cpu:
+        return
+    if int(offsets[-1]) != tokens:
+        raise ValueError(f"offsets end at {int(offsets[-1])}, q has {tokens} tokens.")
     lengths = offsets.diff()
-    if offsets.is_cpu and int(offsets[-1]) != len(q):
-        raise ValueError(f"offsets end at {int(offsets[-1])}, q has {len(q)} tokens.")
-    if lengths.is_cpu and len(lengths) and int(lengths.max()) > max_len:
+    if len(lengths) and int(lengths.max()) > max_len:
         row = int(lengths.argmax())
         raise ValueError(f"row {row} has {int(lengths[row])} tokens, more than max_len {max_len}: cut its history.")
+    if mask.num_targets is not None or mask.num_context:
+        targets = torch.zeros_like(lengths) if mask.num_targets is None else mask.num_targets
+        short = (
+            (lengths > 0) & (lengths < targets + mask.num_context) | (targets < 0) | ((lengths == 0) & (targets > 0))
+        )
+        if bool(short.any()):
+            row = int(short.nonzero()[0])
+            raise ValueError(
+                f"row {row} has {int(lengths[row])} tokens for {mask.num_context} of context and {int(targets[row])} "
+                "targets: give it all of them, or no token at all."
+            )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from turbogr.ops.hstu_attention.reference import Bias, time_bucket
+from turbogr.ops.hstu_attention.reference import Bias, Mask, attend_reference, time_bucket
 from turbogr.ops.tiles import Tile, make_tiles
 
 KEPT_CELLS = 1 << 25
@@ -20,7 +20,9 @@ _kept_buckets: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """next_times -> {what the buckets depend on: (times, buckets)}; an entry goes when the batch's times go."""
 
 
-def attend_tiles(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int, bias: Bias) -> Tensor:
+def attend_tiles(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int, bias: Bias, mask: Mask) -> Tensor:
+    if not mask.causal_only:
+        return attend_reference(q, k, v, offsets, max_len, bias, mask)
     out: Tensor = HstuAttentionFunction.apply(  # type: ignore[no-untyped-call]
         q, k, v, bias.position, bias.time, bias.times, bias.next_times, offsets, max_len, bias.bucket_width
     )
