@@ -14,29 +14,34 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test lint bench setup pins clean
 .DEFAULT_GOAL := demo
 
-demo: .venv/.installed
+demo: .venv/.native
 	$(BIN)/python -m examples.demo
 
 test: lint
 	$(BIN)/python -m pytest
 
-lint: .venv/.installed-dev
+lint: .venv/.installed-dev .venv/.native
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/.installed-dev
+bench: .venv/.installed-dev .venv/.native
 	set -e; for name in $(basename $(notdir $(wildcard benchmarks/[a-z]*.py))); do \
 	  echo "== $$name"; $(BIN)/python -m benchmarks.$$name --quick; done
 
-setup: .venv/.installed-dev
+setup: .venv/.installed-dev .venv/.native
 
 .venv/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; ok = sys.version_info >= (3, 11); ok or print("turbogr needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.11"); sys.exit(not ok)'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -c constraints.txt $(TORCH_ARGS) torch==2.13.0
 	$(BIN)/pip install -c constraints.txt -e .
+	@touch $@
+
+# The compiled operators again, after a change of their sources.
+.venv/.native: .venv/.installed $(wildcard src/turbogr/ops/native/src/*)
+	$(BIN)/python src/turbogr/ops/native/build.py
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

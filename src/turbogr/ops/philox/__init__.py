@@ -15,10 +15,12 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from turbogr.ops import native
+from turbogr.ops.philox.cpu import philox_cpu
 from turbogr.ops.philox.reference import philox4x32
 from turbogr.ops.registry import Backend, register
 
-OPERATOR = register("philox", Backend("reference", philox4x32))
+OPERATOR = register("philox", Backend("cpu", philox_cpu, native.rejects("philox")), Backend("reference", philox4x32))
 
 
 class Purpose(IntEnum):
