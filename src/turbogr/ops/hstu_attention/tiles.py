@@ -94,15 +94,15 @@ def _scores(q: Tensor, k: Tensor, tile: Tile, bias: Bias) -> tuple[Tensor, Tenso
     scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
     buckets = None
     if bias.position is not None:
-        scores += bias.position[_steps_back(tile.length, q.device)]
+        scores += bias.position[steps_back(tile.length, q.device)]
     if bias.time is not None:
         assert bias.times is not None and bias.next_times is not None
-        buckets = _buckets(bias.times, bias.next_times, tile, bias.bucket_width, len(bias.time) - 1)
+        buckets = tile_buckets(bias.times, bias.next_times, tile, bias.bucket_width, len(bias.time) - 1)
         scores += torch.index_select(bias.time, 0, buckets.flatten()).view(buckets.shape).unsqueeze(1)
     return scores, buckets
 
 
-def _buckets(times: Tensor, next_times: Tensor, tile: Tile, width: float, count: int) -> Tensor:
+def tile_buckets(times: Tensor, next_times: Tensor, tile: Tile, width: float, count: int) -> Tensor:
     """int32 [b, L, L], computed once per batch: they cost as much as the scores."""
     kept = _kept_buckets.setdefault(next_times, {})  # type: ignore[no-untyped-call]
     # the entry holds `times` too, so that its id stays its own (but never its own key, which it would keep alive)
@@ -117,7 +117,7 @@ def _buckets(times: Tensor, next_times: Tensor, tile: Tile, width: float, count:
     return buckets
 
 
-def _steps_back(length: int, device: torch.device) -> Tensor:
+def steps_back(length: int, device: torch.device) -> Tensor:
     """[L, L] i - j, 0 above the diagonal."""
     steps = torch.arange(length, device=device)
     return (steps.unsqueeze(1) - steps).clamp_(min=0)
@@ -127,7 +127,7 @@ def _add_bias_gradients(cells: Tensor, buckets: Tensor | None, dposition: Tensor
     """Add the score gradients, summed over heads, cells [b, L, L] (0 above the diagonal) to their table entries."""
     if dposition is not None:
         length = cells.shape[1]
-        diagonals = torch.bincount(_steps_back(length, cells.device).flatten(), weights=cells.double().sum(0).flatten())
+        diagonals = torch.bincount(steps_back(length, cells.device).flatten(), weights=cells.double().sum(0).flatten())
         dposition[:length] += diagonals
     if dtime is not None and buckets is not None:
         dtime += torch.bincount(buckets.flatten(), weights=cells.double().flatten(), minlength=len(dtime))
