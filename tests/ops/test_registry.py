@@ -68,6 +68,7 @@ def test_the_table_lists_every_operator() -> None:
     names = {name: backend for name, backend, _ in registry.table(CPU)}
     assert names == {
         "dropout": "reference",
+        "fuxi_attention": "tiles",
         "hstu_attention": "tiles",
         "philox": "reference",
         "sampled_softmax": "sparse",

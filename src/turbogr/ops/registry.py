@@ -75,9 +75,9 @@ def register(name: str, *backends: Backend) -> Operator:
 
 def _all_operators() -> list[Operator]:
     # an operator registers itself when its package is imported
-    from turbogr.ops import dropout, hstu_attention, philox, sampled_softmax, softmax_attention
+    from turbogr.ops import dropout, fuxi_attention, hstu_attention, philox, sampled_softmax, softmax_attention
 
-    assert dropout and hstu_attention and philox and sampled_softmax and softmax_attention
+    assert dropout and fuxi_attention and hstu_attention and philox and sampled_softmax and softmax_attention
     return [operator for _, operator in sorted(_OPERATORS.items())]
 
 
