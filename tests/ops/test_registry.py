@@ -1,5 +1,7 @@
 """Which backend an operator takes, and what is said when it cannot."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -65,12 +67,5 @@ def test_none_that_runs_says_why_each_was_passed_over() -> None:
 
 def test_the_table_lists_every_operator() -> None:
     """Catches: an operator that doctor does not know."""
-    names = {name: backend for name, backend, _ in registry.table(CPU)}
-    assert names == {
-        "dropout": "reference",
-        "fuxi_attention": "tiles",
-        "hstu_attention": "tiles",
-        "philox": "reference",
-        "sampled_softmax": "sparse",
-        "softmax_attention": "tiles",
-    }
+    folders = {path.parent.name for path in Path(registry.__file__).parent.glob("*/__init__.py")}
+    assert {name for name, _, _ in registry.table(CPU)} == folders - {"native"}
