@@ -13,7 +13,8 @@ from tests.support import padded
 from tests.support.close import assert_close
 from tests.support.jagged_cases import Case, make_case, row_lengths, values_and_gradients
 from turbogr.ops import tiles as grouping
-from turbogr.ops.hstu_attention import hstu_attention, tiles
+from turbogr.ops.hstu_attention import hstu_attention, kernels, tiles
+from turbogr.ops.hstu_attention.reference import Bias, Mask
 
 BACKENDS = ("tiles", "reference")
 
@@ -137,6 +138,21 @@ def test_gradients_that_are_expanded_or_strided_are_taken(backend: str) -> None:
     summed = torch.autograd.grad(y.sum(), case.fused, retain_graph=True)[0]
     ones = torch.autograd.grad(y, case.fused, torch.ones_like(y))[0]
     assert torch.equal(summed, ones)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mask", [{}, {"window": 3}], ids=str)
+def test_the_kernels_write_every_cell_of_strided_gradients(backend: str, mask: dict[str, Any]) -> None:
+    """Catches: a fused layer's buffer that keeps what was in it, or gets one part's gradient in another's place."""
+    case = make_case([4, 0, 7], dims=(3, 5))
+    wanted = values_and_gradients(lambda c: attend(c, backend, **mask), case)
+    bias = Bias(case.position, case.time, case.times, case.next_times, 0.301)
+    given = (*(part.detach() for part in case.parts), case.offsets, 80, bias, Mask(**mask))
+    chosen = kernels(torch.device("cpu"), backend)
+    y, dfused = chosen.forward(*given), torch.full_like(case.fused, torch.nan).detach()
+    tables = chosen.backward(case.weights, *given, *torch.split(dfused, [3, 3, 5], dim=2))
+    assert y.is_contiguous() and not y.requires_grad
+    assert_same([y, dfused, *(x for x in tables if x is not None)], wanted, 1e-12)
 
 
 def count_buckets(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -93,7 +93,8 @@ def values_and_gradients(attend: Callable[[Case], Tensor], case: Case) -> list[T
     y = attend(case)
     if not y.requires_grad:
         return [y.detach(), *(torch.zeros_like(leaf) for leaf in case.leaves())]
-    return [y.detach(), *torch.autograd.grad((y * case.weights).sum(), case.leaves())]
+    loss = (y * case.weights).sum()
+    return [y.detach(), *torch.autograd.grad(loss, case.leaves(), materialize_grads=True)]
 
 
 def noise_of(offsets: Tensor, *, seed: int = 7, step: int = 3, numbers: Tensor | None = None) -> Noise:

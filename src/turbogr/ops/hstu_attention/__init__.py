@@ -13,14 +13,27 @@ A pair with a context token on either side has no bias. p counts from the first 
 T tokens, B rows, H heads; q, k [T, H, dqk], v [T, H, dv], y [T, H, dv]
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
+from turbogr.ops.hstu_attention import reference, tiles
+from turbogr.ops.hstu_attention.autograd import Kernels, attend
 from turbogr.ops.hstu_attention.reference import Bias, Mask, attend_reference
-from turbogr.ops.hstu_attention.tiles import attend_tiles
 from turbogr.ops.registry import Backend, register
 
-OPERATOR = register("hstu_attention", Backend("tiles", attend_tiles), Backend("reference", attend_reference))
+KERNELS: dict[str, Kernels] = {"tiles": tiles, "reference": reference}
+OPERATOR = register(
+    "hstu_attention",
+    Backend("tiles", functools.partial(attend, tiles)),
+    Backend("reference", attend_reference),
+)
+
+
+def kernels(device: torch.device, backend: str | None = None) -> Kernels:
+    """The forward and backward of the backend that is picked, for operators that fuse attention with their own work."""
+    return KERNELS[OPERATOR.pick(device, backend)[0].name]
 
 
 def hstu_attention(

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -69,7 +69,38 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: 
         _attend_row(q[start:stop], k[start:stop], v[start:stop], slice(start, stop), max_len, bias, mask, count)
         for start, stop, count in zip(bounds, bounds[1:], targets, strict=False)
     ]
-    return torch.cat([v.new_zeros(0, *v.shape[1:]), *rows])
+    return torch.cat([v[:0], *rows])
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int, bias: Bias, mask: Mask) -> Tensor:
+    """`attend_reference` without a graph, for those who call a backend's kernels themselves."""
+    with torch.no_grad():
+        return attend_reference(q, k, v, offsets, max_len, bias, mask)
+
+
+def backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_len: int,
+    bias: Bias,
+    mask: Mask,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Write the gradients of q, k and v into dq, dk and dv; answer those of the position and the time table."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    position, time = (None if x is None else x.detach().requires_grad_() for x in (bias.position, bias.time))
+    tables = [x for x in (position, time) if x is not None]
+    with torch.enable_grad():
+        y = attend_reference(q, k, v, offsets, max_len, replace(bias, position=position, time=time), mask)
+    found = iter(torch.autograd.grad(y, (q, k, v, *tables), dy, allow_unused=True, materialize_grads=True))
+    for out in (dq, dk, dv):
+        out.copy_(next(found))
+    return None if position is None else next(found), None if time is None else next(found)
 
 
 def _attend_row(

@@ -4,13 +4,12 @@ Only q, k, v and the bias tables are kept between forward and backward, so memor
     b rows of a tile, L its longest row, H heads
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from turbogr.ops.hstu_attention.reference import Bias, Mask, attend_reference, time_bucket
+from turbogr.ops.hstu_attention import reference
+from turbogr.ops.hstu_attention.reference import Bias, Mask, time_bucket
 from turbogr.ops.tiles import Tile, make_tiles
 
 KEPT_CELLS = 1 << 25
@@ -20,65 +19,55 @@ _kept_buckets: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """next_times -> {what the buckets depend on: (times, buckets)}; an entry goes when the batch's times go."""
 
 
-def attend_tiles(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int, bias: Bias, mask: Mask) -> Tensor:
+@torch.no_grad()
+def forward(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int, bias: Bias, mask: Mask) -> Tensor:
     if not mask.causal_only:
-        return attend_reference(q, k, v, offsets, max_len, bias, mask)
-    out: Tensor = HstuAttentionFunction.apply(  # type: ignore[no-untyped-call]
-        q, k, v, bias.position, bias.time, bias.times, bias.next_times, offsets, max_len, bias.bucket_width
+        return reference.forward(q, k, v, offsets, max_len, bias, mask)
+    y = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    for tile in make_tiles(offsets, q.shape[1]):
+        scores, _ = _scores(q, k, tile, bias)
+        weights = torch.nn.functional.silu(scores, inplace=True).div_(max_len).tril_()
+        tile.unpad_into(y, torch.matmul(weights.to(v.dtype), _heads_first(tile.pad(v))).transpose(1, 2))
+    return y
+
+
+@torch.no_grad()
+def backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_len: int,
+    bias: Bias,
+    mask: Mask,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+) -> tuple[Tensor | None, Tensor | None]:
+    if not mask.causal_only:
+        return reference.backward(dy, q, k, v, offsets, max_len, bias, mask, dq, dk, dv)
+    position, time = bias.position, bias.time
+    # bias gradients are sums over very many cells: double keeps them exact enough
+    dposition = None if position is None else torch.zeros_like(position, dtype=torch.float64)
+    dtime = None if time is None else torch.zeros_like(time, dtype=torch.float64)
+    for tile in make_tiles(offsets, q.shape[1]):
+        scores, buckets = _scores(q, k, tile, bias)
+        dy_tile = _heads_first(tile.pad(dy) * tile.valid[:, :, None, None])
+        q_tile, k_tile, v_tile = (_heads_first(tile.pad(x)) for x in (q, k, v))
+        dweights = torch.matmul(dy_tile, v_tile.transpose(2, 3)).to(scores.dtype)
+        dscores = torch.ops.aten.silu_backward(dweights, scores).div_(max_len).tril_()
+        weights = torch.nn.functional.silu(scores, inplace=True).div_(max_len).tril_()
+        tile.unpad_into(dv, torch.matmul(weights.to(dy.dtype).transpose(2, 3), dy_tile).transpose(1, 2))
+        if dposition is not None or dtime is not None:
+            _add_bias_gradients(dscores.sum(1), buckets, dposition, dtime)
+        dscores = dscores.to(q.dtype)
+        tile.unpad_into(dq, torch.matmul(dscores, k_tile).transpose(1, 2))
+        tile.unpad_into(dk, torch.matmul(dscores.transpose(2, 3), q_tile).transpose(1, 2))
+    return (
+        None if dposition is None or position is None else dposition.to(position.dtype),
+        None if dtime is None or time is None else dtime.to(time.dtype),
     )
-    return out
-
-
-class HstuAttentionFunction(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        position: Tensor | None,
-        time: Tensor | None,
-        times: Tensor | None,
-        next_times: Tensor | None,
-        offsets: Tensor,
-        max_len: int,
-        bucket_width: float,
-    ) -> Tensor:
-        ctx.save_for_backward(q, k, v, position, time, times, next_times)
-        ctx.tiles = make_tiles(offsets, q.shape[1])
-        ctx.max_len, ctx.bucket_width = max_len, bucket_width
-        bias = Bias(position, time, times, next_times, bucket_width)
-        y = torch.zeros_like(v, memory_format=torch.contiguous_format)
-        for tile in ctx.tiles:
-            scores, _ = _scores(q, k, tile, bias)
-            weights = torch.nn.functional.silu(scores, inplace=True).div_(max_len).tril_()
-            tile.unpad_into(y, torch.matmul(weights.to(v.dtype), _heads_first(tile.pad(v))).transpose(1, 2))
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, position, time, times, next_times = ctx.saved_tensors
-        bias = Bias(position, time, times, next_times, ctx.bucket_width)
-        dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        # bias gradients are sums over very many cells: double keeps them exact enough
-        dposition = None if position is None else torch.zeros_like(position, dtype=torch.float64)
-        dtime = None if time is None else torch.zeros_like(time, dtype=torch.float64)
-        for tile in ctx.tiles:
-            scores, buckets = _scores(q, k, tile, bias)
-            dy_tile = _heads_first(tile.pad(dy) * tile.valid[:, :, None, None])
-            q_tile, k_tile, v_tile = (_heads_first(tile.pad(x)) for x in (q, k, v))
-            dweights = torch.matmul(dy_tile, v_tile.transpose(2, 3)).to(scores.dtype)
-            dscores = torch.ops.aten.silu_backward(dweights, scores).div_(ctx.max_len).tril_()
-            weights = torch.nn.functional.silu(scores, inplace=True).div_(ctx.max_len).tril_()
-            tile.unpad_into(dv, torch.matmul(weights.to(dy.dtype).transpose(2, 3), dy_tile).transpose(1, 2))
-            if dposition is not None or dtime is not None:
-                _add_bias_gradients(dscores.sum(1), buckets, dposition, dtime)
-            dscores = dscores.to(q.dtype)
-            tile.unpad_into(dq, torch.matmul(dscores, k_tile).transpose(1, 2))
-            tile.unpad_into(dk, torch.matmul(dscores.transpose(2, 3), q_tile).transpose(1, 2))
-        dposition = None if dposition is None else dposition.to(position.dtype)
-        dtime = None if dtime is None else dtime.to(time.dtype)
-        return dq, dk, dv, dposition, dtime, None, None, None, None, None
 
 
 def _heads_first(x: Tensor) -> Tensor:
