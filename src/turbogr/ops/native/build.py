@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -45,10 +46,17 @@ def sources() -> list[Path]:
 
 
 def digest(source: Path) -> str:
-    """Of a source and every header: a library built from others is not loaded."""
-    read = hashlib.sha256()
-    for path in [source, *sorted(SOURCES.glob("*.h"))]:
-        read.update(path.name.encode() + b"\0" + path.read_bytes())
+    """Of a source and the headers it takes in: a library built from others is not loaded."""
+    read, waiting, seen = hashlib.sha256(), [source.name], set()
+    while waiting:
+        name = waiting.pop()
+        path = SOURCES / name
+        if name in seen or not path.exists():
+            continue
+        seen.add(name)
+        text = path.read_text()
+        read.update(f"{name}\0{text}".encode())
+        waiting += re.findall(r'^#include "([^"]+)"', text, re.MULTILINE)
     return read.hexdigest()[:16]
 
 
