@@ -1,5 +1,7 @@
 # make demo     install, then train, evaluate and ask a small model (under 5 minutes on 2 cores after installing)
 # make test     install, then ruff, mypy, import-linter and the tests
+# make test-triton    the GPU kernels in Triton's interpreter, in an environment of their own (.venv-triton)
+# make kernel-report  the GPU kernels compiled for four kinds of GPU; writes docs/kernels.md
 # make bench    every benchmark, quick
 # make setup    install only; PYTHON=python3.12 picks another interpreter, and
 #               TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu" another build of torch (that one has no CUDA)
@@ -8,10 +10,11 @@
 PYTHON ?= python3
 TORCH_ARGS ?=
 BIN := .venv/bin
+TRITON := PYTHONPATH=src OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 .venv-triton/bin/python
 CODE := src tests benchmarks examples tools
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint bench setup pins clean
+.PHONY: demo test test-triton kernel-report lint bench setup pins clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/.native
@@ -19,6 +22,15 @@ demo: .venv/.native
 
 test: lint
 	$(BIN)/python -m pytest
+	$(MAKE) test-triton
+	$(TRITON) tools/kernel_report.py --check
+
+# One thread: numpy's own threads slow the interpreter down tenfold.
+test-triton: .venv-triton/.installed
+	TRITON_INTERPRET=1 $(TRITON) -m pytest tests/triton
+
+kernel-report: .venv-triton/.installed
+	$(TRITON) tools/kernel_report.py
 
 lint: .venv/.installed-dev .venv/.native
 	$(BIN)/ruff check $(CODE)
@@ -48,11 +60,18 @@ setup: .venv/.installed-dev .venv/.native
 	$(BIN)/pip install -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# Torch first and Triton after it: torch for CUDA asks for a Triton of its own, which the pinned one replaces.
+.venv-triton/.installed: constraints-triton.txt
+	$(PYTHON) -m venv .venv-triton
+	.venv-triton/bin/pip install -c constraints-triton.txt $(TORCH_ARGS) torch
+	.venv-triton/bin/pip install -c constraints-triton.txt triton==3.6.0 numpy pytest pytest-timeout hypothesis
+	@touch $@
+
 # Pin what the environment holds now, after a change of dependencies and a green `make test`.
 pins: .venv/.installed-dev
 	{ head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+[a-z0-9]*$$//'; } > constraints.new
 	mv constraints.new constraints.txt
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-triton .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,8 +19,14 @@ from turbogr.ops import native
 from turbogr.ops.philox.cpu import philox_cpu
 from turbogr.ops.philox.reference import philox4x32
 from turbogr.ops.registry import Backend, register
+from turbogr.ops.triton_support import late, rejects_triton
 
-OPERATOR = register("philox", Backend("cpu", philox_cpu, native.rejects("philox")), Backend("reference", philox4x32))
+OPERATOR = register(
+    "philox",
+    Backend("triton", late("turbogr.ops.philox.triton", "philox_triton"), rejects_triton),
+    Backend("cpu", philox_cpu, native.rejects("philox")),
+    Backend("reference", philox4x32),
+)
 
 
 class Purpose(IntEnum):
