@@ -69,6 +69,8 @@ class ModelConfig:
     length_margin: int = 11
     """The attention's divisor and the position table's length are max_history + length_margin (public recipe: 11)."""
     dropout: float = 0.2
+    recompute: bool = False
+    """Keep only the input of every block for the backward, which computes the block again: less memory, more time."""
     hstu: HstuConfig = field(default_factory=HstuConfig)
     sasrec: SasrecConfig = field(default_factory=SasrecConfig)
 
@@ -165,6 +167,8 @@ class DeviceConfig:
     name: Literal["auto", "cpu", "cuda", "npu"] = "auto"
     threads: int = 0
     """CPU threads; 0 takes one per core. Part of a run's identity: sums depend on it in the last bit."""
+    gemm: Literal["auto", "mkl", "onednn"] = "auto"
+    """Library of fp32 matrix products on a CPU; auto goes by the processor. Part of a run's identity, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +319,10 @@ def check(config: Config) -> None:
     _require(
         config.tables.weight_decay == 0 or config.tables.optimizer == "adamw",
         "tables.weight_decay needs tables.optimizer adamw.",
+    )
+    _require(
+        model.name == "hstu" or not model.recompute,
+        f"model.recompute is not known to model.name {model.name}.",
     )
     _require(
         model.name == "hstu" or model.hstu == HstuConfig(),

@@ -6,7 +6,8 @@ import torch
 from tests.support.close import assert_close
 from tests.support.jagged_cases import noise_of
 from tests.support.philox import draw
-from turbogr.ops.dropout import Noise, dropout
+from turbogr.ops.dropout import Noise, dropout, mask_of
+from turbogr.ops.dropout.reference import drop
 
 OFFSETS = torch.tensor([0, 4, 4, 11])
 
@@ -61,3 +62,19 @@ def test_the_gradient_has_the_mask_and_the_scale_of_the_value() -> None:
 def test_evaluation_drops_nothing() -> None:
     x = torch.randn(11, 8)
     assert dropout(x, 0.5, None, layer=1) is x and dropout(x, 0.0, noise_of(OFFSETS), layer=1) is x
+
+
+@pytest.mark.parametrize("dim", [3, 16, 50, 130])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_compiled_mask_is_the_one_of_the_formula(dim: int, dtype: torch.dtype) -> None:
+    """Catches: draws of a later Philox block, or of a row's last lanes, at other channels."""
+    noise = noise_of(OFFSETS)
+    x = (torch.randn(11, dim, generator=torch.Generator().manual_seed(0)) + 3).to(dtype).requires_grad_()
+    mask = mask_of(0.25, noise, 2)
+    assert mask is not None
+    wanted = drop(x.detach(), mask)
+    out = dropout(x, 0.25, noise, 2)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert out.dtype == gradient.dtype == dtype
+    assert torch.equal(out == 0, wanted == 0) and torch.equal(gradient == 0, wanted == 0)
+    assert_close(out, wanted, 1e-2 if dtype == torch.bfloat16 else 1e-6)

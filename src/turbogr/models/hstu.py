@@ -4,17 +4,14 @@ A block on jagged x [T, D], with h heads of d = D / h:
     [u | v | q | k] = SiLU(norm(x) W)
     y = A v,  A as in `turbogr.ops.hstu_attention`
     x = x + dropout(u * norm(y)) W_o + b
+all of it one operator, `turbogr.ops.hstu_layer`.
 """
 
-import torch
 from torch import Tensor, nn
 
 from turbogr.config import ModelConfig
-from turbogr.models.layers import Initial, PositionInput, Sequences, norm
-from turbogr.ops.dropout import dropout
-from turbogr.ops.hstu_attention import hstu_attention
-
-EPS = 1e-6
+from turbogr.models.layers import Initial, PositionInput, Sequences
+from turbogr.ops.hstu_layer import hstu_layer
 
 
 class HstuBlock(nn.Module):
@@ -26,6 +23,7 @@ class HstuBlock(nn.Module):
         self.max_len = config.max_len
         self.bucket_width = config.hstu.bucket_width
         self.rate = config.dropout
+        self.recompute = config.recompute
         self.uvqk = initial.normal(dim, 4 * dim, std=0.02)
         self.out_weight = initial.xavier_uniform(dim, dim)
         self.out_bias = initial.uniform(dim, edge=dim**-0.5)
@@ -33,24 +31,24 @@ class HstuBlock(nn.Module):
         self.time_bias = initial.normal(config.hstu.time_buckets + 1, std=0.02) if config.hstu.time_bias else None
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
-        u, v, q, k = torch.nn.functional.silu(norm(x, EPS) @ self.uvqk).chunk(4, dim=1)
-        y = hstu_attention(
-            self._split(q),
-            self._split(k),
-            self._split(v),
+        return hstu_layer(
+            x,
             sequences.offsets,
+            self.uvqk,
+            self.out_weight,
+            self.out_bias,
+            heads=self.heads,
             max_len=self.max_len,
             position_bias=self.position_bias,
             time_bias=self.time_bias,
             times=sequences.times,
             next_times=sequences.next_times,
             bucket_width=self.bucket_width,
+            dropout=self.rate,
+            noise=sequences.noise,
+            layer=self.layer,
+            recompute=self.recompute,
         )
-        gated = dropout(u * norm(y.flatten(1), EPS), self.rate, sequences.noise, self.layer)
-        return x + torch.nn.functional.linear(gated, self.out_weight, self.out_bias)
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(len(x), self.heads, x.shape[1] // self.heads)  # [T, h, d]
 
 
 class Hstu(nn.Module):

@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from turbogr.ops.dropout import Noise, dropout
+from turbogr.ops.dropout import Noise
 from turbogr.ops.philox import Key, Purpose, normal_rows, uniform_rows
+from turbogr.ops.position_input import position_input
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,7 @@ class PositionInput(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
-        x = x * math.sqrt(x.shape[1]) + self.table[sequences.positions]
-        return dropout(x, self.rate, sequences.noise, layer=0)
+        return position_input(x, self.table, sequences.positions, dropout=self.rate, noise=sequences.noise)
 
 
 def norm(x: Tensor, eps: float) -> Tensor:

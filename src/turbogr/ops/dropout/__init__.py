@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from turbogr.ops.dropout.reference import drop
+from turbogr.ops import native
+from turbogr.ops.dropout.cpu import drop_cpu
+from turbogr.ops.dropout.reference import Mask, drop
 from turbogr.ops.philox import Key, Purpose
 from turbogr.ops.registry import Backend, register
 
-OPERATOR = register("dropout", Backend("reference", drop))
+OPERATOR = register("dropout", Backend("cpu", drop_cpu, native.rejects("dropout")), Backend("reference", drop))
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,18 @@ class Noise:
         return Key(self.seed, self.step, purpose, layer)
 
 
+def mask_of(rate: float, noise: Noise | None, layer: int) -> Mask | None:
+    """The mask of one layer; None where nothing is dropped."""
+    if noise is None or rate == 0.0:
+        return None
+    return Mask(noise.key(Purpose.DROPOUT, layer), rate, noise.users, noise.positions)
+
+
 def dropout(x: Tensor, rate: float, noise: Noise | None, layer: int) -> Tensor:
     """x [T, D] with each value dropped with probability `rate`; unchanged where `noise` is None (evaluation)."""
-    if noise is None or rate == 0.0:
+    mask = mask_of(rate, noise, layer)
+    if mask is None:
         return x
     backend, _ = OPERATOR.pick(x.device)
-    out: Tensor = backend.run(x, rate, noise.key(Purpose.DROPOUT, layer), noise.users, noise.positions)
+    out: Tensor = backend.run(x, mask)
     return out

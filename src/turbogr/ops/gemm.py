@@ -1,0 +1,55 @@
+"""Matrix products by the faster of torch's libraries.
+
+torch.mm takes MKL in fp32, which runs AVX2 code on AMD's AVX-512 cores and reaches half of what oneDNN does there, at
+every width of a layer; in bf16 torch.mm takes oneDNN by itself. The library follows from the processor by a fixed rule,
+never from a measurement, so that a run repeats; `device.gemm` overrides it and `turbogr doctor` checks it.
+"""
+
+import functools
+import re
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Library = Literal["mkl", "onednn"]
+
+_linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+_taken: list[Library] = []
+"""What `take` chose for this process; empty until it is asked for."""
+
+
+@functools.cache
+def rule() -> tuple[Library, str]:
+    """(library, reason) for fp32 on this processor; "mkl" stands for whatever torch.mm takes."""
+    if _linear is None:
+        return "mkl", "this build of torch has no oneDNN"
+    vendor, family = _vendor_and_family()
+    if vendor == "AuthenticAMD" and torch.get_device_module("cpu").get_capabilities().get("avx512_f"):
+        return "onednn", f"AMD family {family} with AVX-512: MKL runs AVX2 code there"
+    return "mkl", f"torch's own choice on {vendor} family {family}"
+
+
+def take(wanted: Literal["auto"] | Library = "auto") -> Library:
+    """Compute with that library from now on, auto with the rule's; answers which."""
+    _taken[:] = [rule()[0] if wanted == "auto" or _linear is None else wanted]
+    return _taken[0]
+
+
+def gemm(a: Tensor, b: Tensor) -> Tensor:
+    """a [M, K] @ b [K, N], either of them possibly a transposed view."""
+    if a.is_cpu and a.dtype == torch.float32 and (_taken or [take()])[0] == "onednn" and a.numel() and b.numel():
+        assert _linear is not None
+        product: Tensor = _linear(a, b.T, None, "none", [], "")
+        return product
+    return torch.mm(a, b)
+
+
+def _vendor_and_family() -> tuple[str, str]:
+    try:
+        said = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return "unknown", "unknown"
+    found = [re.search(rf"^{key}\s*:\s*(\S+)", said, re.MULTILINE) for key in ("vendor_id", "cpu family")]
+    return found[0][1] if found[0] else "unknown", found[1][1] if found[1] else "unknown"

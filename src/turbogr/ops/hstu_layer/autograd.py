@@ -1,0 +1,59 @@
+"""The one autograd function of the HSTU layer, over whichever passes were picked."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbogr.ops.hstu_layer.layer import Kept, Layer, Passes, Weights, backward, forward
+
+
+def run_layer(passes: Passes, x: Tensor, weights: Weights, layer: Layer) -> Tensor:
+    """out [T, D], with gradients for x, the weights and both bias tables."""
+    out: Tensor = HstuLayerFunction.apply(  # type: ignore[no-untyped-call]
+        x, *weights, layer.bias.position, layer.bias.time, passes, layer
+    )
+    return out
+
+
+class HstuLayerFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        uvqk: Tensor,
+        out_weight: Tensor,
+        out_bias: Tensor,
+        position: Tensor | None,
+        time: Tensor | None,
+        passes: Passes,
+        layer: Layer,
+    ) -> Tensor:
+        dtype = compute_type(x)
+        # cast once: the backward takes the same copies
+        weights = Weights(uvqk.to(dtype), out_weight.to(dtype), out_bias)
+        out, kept = forward(passes, x, weights, layer)
+        # tensors with a gradient are kept by save_for_backward alone, which notices when one was changed in place
+        ctx.save_for_backward(x, *weights, position, time, *((None, None) if layer.recompute else kept))
+        ctx.passes = passes
+        ctx.layer = replace(layer, bias=replace(layer.bias, position=None, time=None))
+        ctx.types = uvqk.dtype, out_weight.dtype, out_bias.dtype
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, uvqk, out_weight, out_bias, position, time, z, y = ctx.saved_tensors
+        layer = replace(ctx.layer, bias=replace(ctx.layer.bias, position=position, time=time))
+        kept = None if z is None else Kept(z, y)
+        found = backward(ctx.passes, dout.contiguous(), x, kept, Weights(uvqk, out_weight, out_bias), layer)
+        wide = (one.to(dtype) for one, dtype in zip(found[1:4], ctx.types, strict=True))
+        return found.x, *wide, found.position, found.time, None, None
+
+
+def compute_type(x: Tensor) -> torch.dtype:
+    """What the GEMMs of a layer on x compute in: autocast lowers fp32."""
+    kind = x.device.type
+    lowered = x.dtype == torch.float32 and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if lowered else x.dtype

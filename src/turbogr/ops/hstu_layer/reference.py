@@ -1,0 +1,23 @@
+"""The HSTU layer put together from its operators, as the formula reads; autograd gives every gradient."""
+
+import torch
+from torch import Tensor
+
+from turbogr.ops.dropout.reference import drop
+from turbogr.ops.hstu_attention.reference import Mask, attend_reference
+from turbogr.ops.hstu_layer.layer import EPS, Layer, Weights
+
+
+def layer_reference(x: Tensor, weights: Weights, layer: Layer) -> Tensor:
+    u, v, q, k = torch.nn.functional.silu(norm(x) @ weights.uvqk).chunk(4, dim=1)
+    q, k, v = (part.view(len(x), layer.heads, x.shape[1] // layer.heads) for part in (q, k, v))
+    y = attend_reference(q, k, v, layer.offsets, layer.max_len, layer.bias, Mask())
+    gated = u * norm(y.flatten(1))
+    if layer.dropout is not None:
+        gated = drop(gated, layer.dropout)
+    return x + torch.nn.functional.linear(gated, weights.out, weights.bias)
+
+
+def norm(x: Tensor) -> Tensor:
+    """LayerNorm over the last dimension, without affine parameters."""
+    return torch.nn.functional.layer_norm(x, x.shape[-1:], eps=EPS)
