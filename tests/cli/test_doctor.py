@@ -5,9 +5,12 @@ import json
 import pytest
 import torch
 
+from tests.support.command_line import said as said_of
 from turbogr import hardware
 from turbogr.cli import main
-from turbogr.cli.machine import measured
+from turbogr.cli.machine import gemm_facts, measured
+from turbogr.ops import gemm
+from turbogr.ops.native import build
 
 CPU = torch.device("cpu")
 
@@ -47,10 +50,51 @@ def test_every_operator_says_which_backend_and_why(capsys, monkeypatch: pytest.M
 @pytest.mark.usefixtures("small")
 def test_the_printed_report_holds_what_the_json_holds(capsys) -> None:
     text = report(capsys)
-    for title in ("software", "CPU", "accelerators", "libraries", "operators", "measured on cpu"):
+    for title in (
+        "software",
+        "CPU",
+        "accelerators",
+        "libraries",
+        "fp32 matrix products",
+        "operators",
+        "measured on cpu",
+    ):
         assert f"\n{title}" in text
     assert "GFLOP/s" in text
     assert "GB/s" in text
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ({"torch.mm": 200.0, "oneDNN": 450.0}, {"onednn": "agrees", "mkl": "onednn is faster here"}),
+        ({"torch.mm": 440.0, "oneDNN": 450.0}, {"onednn": "agrees", "mkl": "agrees"}),
+        ({"torch.mm": 450.0, "oneDNN": 200.0}, {"onednn": "mkl is faster here", "mkl": "agrees"}),
+    ],
+)
+def test_the_measurement_checks_the_rule_for_matrix_products(
+    rates: dict[str, float], said: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a rule that nobody compares with the machine."""
+    figures = {"cpu": {f"gemm_float32_{way}_gflops": rate for way, rate in rates.items()}}
+    for library, sentence in said.items():
+        monkeypatch.setattr(gemm, "rule", lambda library=library: (library, "because"))
+        facts = gemm_facts(figures)
+        assert (facts["library"], facts["reason"]) == (library, "because")
+        assert facts["measured"].startswith(sentence)
+        assert "measured" not in gemm_facts(None)
+
+
+def test_build_compiles_the_operators_or_says_why_not(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a build that fails in silence."""
+    built = []
+    monkeypatch.setattr(build, "build", lambda: built.append(1) or {})
+    report(capsys, "--build", "--quick")
+    assert built == [1]
+    monkeypatch.setattr(build, "build", lambda: {"reason": "no C++ compiler was found (c++)"})
+    assert said_of(capsys, "doctor", "--build") == (
+        "turbogr: the CPU operators were not compiled: no C++ compiler was found (c++).\n"
+    )
 
 
 @pytest.mark.usefixtures("small")

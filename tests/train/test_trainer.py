@@ -11,6 +11,7 @@ from tests.support.no_torch_cuda import forbidden
 from tests.support.small_run import chained_store, small_config
 from turbogr.data.store import Store
 from turbogr.errors import ConfigError, TrainingError, UserError
+from turbogr.ops import gemm
 from turbogr.train import checkpoint
 from turbogr.train.metrics import read_lines
 from turbogr.train.trainer import Trainer, rate_course, train
@@ -95,6 +96,25 @@ def test_a_resume_under_another_setting_is_refused_by_its_name(store: Store, tmp
     train(small_config(store, train__epochs=1), tmp_path / "run")
     with pytest.raises(UserError, match=r"model.dropout 0.1, this run says 0.3"):
         train(small_config(store, model__dropout=0.3), tmp_path / "run", resume=True)
+
+
+def test_a_run_says_its_gemm_library_and_a_resume_stays_with_it(store: Store, tmp_path: Path) -> None:
+    """Catches: a run whose last bits change when it is resumed where the rule says otherwise."""
+    train(small_config(store, train__epochs=1, device__gemm="mkl"), tmp_path / "run")
+    train(small_config(store), tmp_path / "run", resume=True)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["device"]["gemm"] == "mkl"
+    with pytest.raises(UserError, match="was trained with device.gemm 'mkl', this run says 'onednn'"):
+        train(small_config(store, train__epochs=3, device__gemm="onednn"), tmp_path / "run", resume=True)
+    train(small_config(store, train__epochs=1), tmp_path / "by-rule")
+    assert json.loads((tmp_path / "by-rule" / "config.json").read_text())["device"]["gemm"] == gemm.rule()[0]
+
+
+def test_recomputation_changes_no_bit_of_a_run(store: Store, tmp_path: Path) -> None:
+    """Catches: an activation that is recomputed differently; and a resume that refuses the setting."""
+    train(small_config(store, train__epochs=1), tmp_path / "one")
+    train(small_config(store, train__epochs=1, model__recompute=True), tmp_path / "two")
+    assert all(map(torch.equal, tensors(tmp_path / "one").values(), tensors(tmp_path / "two").values()))
+    train(small_config(store, model__recompute=True), tmp_path / "one", resume=True)
 
 
 def test_a_resume_on_another_store_is_refused(store: Store, tmp_path: Path) -> None:

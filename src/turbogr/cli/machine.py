@@ -11,6 +11,7 @@ from rich.table import Table
 
 from turbogr import hardware
 from turbogr.device import device_name, peak_flops, pick_device, supports_bf16, tune_allocator
+from turbogr.ops import gemm
 from turbogr.ops.registry import table
 from turbogr.progress import bar
 
@@ -29,6 +30,7 @@ def machine(measure: bool) -> dict[str, Any]:
     """Everything that `turbogr doctor` knows, as JSON holds it."""
     allocator = tune_allocator()
     device = pick_device()
+    figures = measured(device) if measure else None
     return {
         "software": _software(),
         "cpu": {**hardware.cpu_facts(), "allocator": allocator, "compiler": hardware.compiler()},
@@ -39,7 +41,8 @@ def machine(measure: bool) -> dict[str, Any]:
             for where in dict.fromkeys([CPU, device])
             for operator, backend, reason in table(where)
         ],
-        "measured": measured(device) if measure else None,
+        "gemm": gemm_facts(figures),
+        "measured": figures,
     }
 
 
@@ -58,6 +61,21 @@ def measured(device: torch.device) -> dict[str, dict[str, float]]:
             found["copy_gb_per_s"] = round(hardware.copy_gb_per_s(place), 1)
             progress.update(3 * done + 3)
     return figures
+
+
+def gemm_facts(figures: dict[str, dict[str, float]] | None) -> dict[str, str]:
+    """The library of fp32 matrix products that the rule takes, and whether it measured faster here."""
+    library, reason = gemm.rule()
+    said = {"library": library, "reason": reason}
+    ways = {"mkl": "torch.mm", "onednn": "oneDNN"}
+    rates = {name: (figures or {}).get("cpu", {}).get(f"gemm_float32_{way}_gflops") for name, way in ways.items()}
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    if known:
+        fastest = max(known, key=lambda name: known[name])
+        # within a tenth neither is the wrong one
+        agrees = known[library] > 0.9 * known[fastest]
+        said["measured"] = "agrees" if agrees else f"{fastest} is faster here: set --device.gemm {fastest}"
+    return said
 
 
 def _software() -> dict[str, str]:
@@ -111,6 +129,7 @@ def show(facts: dict[str, Any]) -> None:
     for number, one in enumerate(facts["accelerators"]):
         _pairs(out, f"accelerator {number}", one)
     _pairs(out, "libraries", {name: f"{v or 'absent'}  ({_OPTIONAL[name]})" for name, v in facts["libraries"].items()})
+    _pairs(out, "fp32 matrix products", facts["gemm"])
     operators = _titled(out, "operators")
     for row in facts["operators"]:
         operators.add_row(row["operator"], f"{row['backend']} on {row['device']}", row["reason"])

@@ -37,6 +37,7 @@ FREE = (
     "data.store",
     "evaluate",
     "device.name",
+    "model.recompute",
 )
 """Settings that a resumed run may change; every other one changes the numbers."""
 

@@ -8,8 +8,9 @@ checkpoints/     see turbogr.train.checkpoint result.json     metrics of the bes
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from turbogr.evaluate import METRICS, Evaluation, evaluate
 from turbogr.files import said_where, write_json
 from turbogr.models import build_encoder
 from turbogr.negatives.sampler import ensure_enough_items
+from turbogr.ops.gemm import take as take_gemm
 from turbogr.progress import Bar, bar
 from turbogr.tasks.retrieval import RetrievalScorer, build_retrieval, build_table
 from turbogr.train import checkpoint
@@ -71,6 +73,9 @@ def train(config: Config, folder: Path, *, resume: bool = False) -> dict[str, An
     # hidden files are leftovers of a process that was killed before it began
     if not resume and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise UserError(f"{folder} exists already: continue it with --resume, or choose another --out.")
+    if found is not None and config.device.gemm == "auto":
+        # sums depend on the library in the last bit: a run stays with the one it began with
+        config = with_gemm(config, checkpoint.read_meta(found)["config"]["device"]["gemm"])
     trainer = Trainer(config, store, folder)
     if found is not None:
         trainer.restore(found)
@@ -79,6 +84,7 @@ def train(config: Config, folder: Path, *, resume: bool = False) -> dict[str, An
 
 class Trainer:
     def __init__(self, config: Config, store: Store, folder: Path) -> None:
+        config = with_gemm(config, take_gemm(config.device.gemm))
         self.config, self.store, self.folder = config, store, folder
         self.threads = set_threads(config.device.threads)
         self.device = pick_device(config.device.name)
@@ -266,6 +272,11 @@ class Trainer:
         if newest is None:
             return f"stopped at step {self.progress.step}, before the first checkpoint"
         return f"stopped at step {self.progress.step}; --resume continues from step {int(newest.name[5:])}"
+
+
+def with_gemm(config: Config, library: Literal["auto", "mkl", "onednn"]) -> Config:
+    """The config with another `device.gemm`."""
+    return replace(config, device=replace(config.device, gemm=library))
 
 
 def rate_course(config: Config, total_steps: int) -> Callable[[int], float]:

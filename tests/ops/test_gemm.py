@@ -1,0 +1,67 @@
+"""Matrix products: the same numbers from either library, which one by a fixed rule."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.support.close import assert_close
+from turbogr.ops import gemm
+
+
+@pytest.fixture(autouse=True)
+def the_rule_afterwards() -> Iterator[None]:
+    yield
+    gemm.rule.cache_clear()
+    gemm.take("auto")
+
+
+@pytest.mark.parametrize("library", ["mkl", "onednn"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_products_with_transposed_views_are_right(library: gemm.Library, dtype: torch.dtype) -> None:
+    """Catches: a transpose too many on the way to oneDNN, which knows x W^T only."""
+    gemm.take(library)
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(shape, generator=generator).to(dtype) for shape in ((37, 50), (50, 19)))
+    wanted = a.double() @ b.double()
+    tolerance = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float64: 1e-14}[dtype]
+    for left in (a, a.T.contiguous().T):
+        for right in (b, b.T.contiguous().T):
+            got = gemm.gemm(left, right)
+            assert got.dtype == dtype
+            assert_close(got, wanted, tolerance)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 0, 3), (2, 4, 0)])
+def test_empty_products_are_zeros(shape: tuple[int, int, int]) -> None:
+    """Catches: oneDNN asked for a product without a token."""
+    m, k, n = shape
+    gemm.take("onednn")
+    assert torch.equal(gemm.gemm(torch.ones(m, k), torch.ones(k, n)), torch.zeros(m, n))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "avx512", "wanted"),
+    [("AuthenticAMD", True, "onednn"), ("AuthenticAMD", False, "mkl"), ("GenuineIntel", True, "mkl")],
+)
+def test_the_rule_goes_by_the_processor(
+    vendor: str, avx512: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a choice by anything that changes from run to run."""
+    monkeypatch.setattr(gemm, "_vendor_and_family", lambda: (vendor, "26"))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": avx512})
+    gemm.rule.cache_clear()
+    library, reason = gemm.rule()
+    assert (library, gemm.take("auto")) == (wanted, wanted)
+    assert vendor[-3:] in reason
+
+
+def test_a_choice_overrides_the_rule_and_is_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches: a setting that is reported and not followed."""
+    called = []
+    monkeypatch.setattr(gemm, "_linear", lambda *args: called.append("onednn") or torch.zeros(1))
+    gemm.take("onednn")
+    gemm.gemm(torch.ones(2, 2), torch.ones(2, 2))
+    gemm.take("mkl")
+    gemm.gemm(torch.ones(2, 2), torch.ones(2, 2))
+    assert called == ["onednn"]
