@@ -98,8 +98,9 @@ def measure(job: tuple[str, int, str]) -> Measured:
     try:
         compiled = compile_for(one, target)
     except Exception as error:
-        reason = str(error).strip().splitlines()[:1]
-        fault = f"does not compile: {type(error).__name__} {' '.join(reason)}"
+        # Triton's message shows the kernel first, the reason last
+        reason = (str(error).strip().splitlines() or [""])[-1]
+        fault = f"does not compile: {type(error).__name__}: {reason}"
         return Measured(operator, one.name, target, 0, 0, 0, "", fault)
     read = read_amd if target.startswith("gfx") else read_nvidia
     registers, spilled, tensor = read(compiled)

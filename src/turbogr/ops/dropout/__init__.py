@@ -12,8 +12,14 @@ from turbogr.ops.dropout.cpu import drop_cpu
 from turbogr.ops.dropout.reference import Mask, drop
 from turbogr.ops.philox import Key, Purpose
 from turbogr.ops.registry import Backend, register
+from turbogr.ops.triton_support import late, rejects_triton
 
-OPERATOR = register("dropout", Backend("cpu", drop_cpu, native.rejects("dropout")), Backend("reference", drop))
+OPERATOR = register(
+    "dropout",
+    Backend("triton", late("turbogr.ops.dropout.triton", "drop_triton"), rejects_triton),
+    Backend("cpu", drop_cpu, native.rejects("dropout")),
+    Backend("reference", drop),
+)
 
 
 @dataclass(frozen=True)

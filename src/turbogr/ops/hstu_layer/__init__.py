@@ -21,6 +21,7 @@ from turbogr.ops.hstu_layer.autograd import compute_type, run_layer
 from turbogr.ops.hstu_layer.layer import Layer, Passes, Weights
 from turbogr.ops.hstu_layer.reference import layer_reference
 from turbogr.ops.registry import Backend, register
+from turbogr.ops.triton_support import rejects_triton
 
 
 def _run_cpu(x: Tensor, weights: Weights, layer: Layer) -> Tensor:
@@ -29,8 +30,17 @@ def _run_cpu(x: Tensor, weights: Weights, layer: Layer) -> Tensor:
     return run_layer(passes, x.contiguous(), weights, layer)
 
 
+def _run_triton(x: Tensor, weights: Weights, layer: Layer) -> Tensor:
+    # Triton is loaded where its kernels run, and they compute in single precision
+    from turbogr.ops.hstu_layer import triton
+
+    passes: Passes = fused if x.dtype == torch.float64 else triton
+    return run_layer(passes, x.contiguous(), weights, layer)
+
+
 OPERATOR = register(
     "hstu_layer",
+    Backend("triton", _run_triton, rejects_triton),
     Backend("cpu", _run_cpu, native.rejects("hstu_layer")),
     Backend("fused", functools.partial(run_layer, fused)),
     Backend("reference", layer_reference),
@@ -67,7 +77,7 @@ def hstu_layer(
         dropout: rate, where `noise` says whose tokens these are; None of it evaluates.
         layer: number of the layer among the mask's.
         recompute: keep nothing but x for the backward, which then runs the forward up to the attention again.
-        backend: cpu | fused | reference; None picks.
+        backend: triton | cpu | fused | reference; None picks.
 
     Example:
         >>> x = torch.randn(5, 8); offsets = torch.tensor([0, 3, 5])
