@@ -1,0 +1,233 @@
+"""What the kernels of a batch share, made on the device without waiting for it: work lists, 32-bit times, tables.
+
+Work lists and times depend on the batch alone; they are kept for its other layers and its backward.
+    T tokens, B rows
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from turbogr.ops.hstu_attention.reference import Bias, bucket_edges
+from turbogr.ops.hstu_attention.triton_tiles import FEW, PAD
+
+INT32_MAX = 2**31 - 1
+_kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""offsets (or next_times) -> {what else a plan depends on: the plan}; an entry goes when the batch goes."""
+
+
+def work_list(offsets: Tensor, tokens: int, block: int, *, last_first: bool) -> Tensor:
+    """int32 [n, 2] (row, block of the row); behind the last one, row is B. Most work first: with `last_first` a
+    block's work grows with its place in the row, else with what of the row lies behind it.
+    """
+    kept = _kept.setdefault(offsets, {})  # type: ignore[no-untyped-call]
+    key = ("blocks", block, last_first, offsets._version)
+    if key not in kept:
+        rows = len(offsets) - 1
+        blocks = (offsets.diff() + (block - 1)) // block
+        ends = blocks.cumsum(0)
+        number = torch.arange(-(-tokens // block) + rows, device=offsets.device)
+        row = torch.searchsorted(ends, number, right=True)
+        inside = row < rows
+        own = row.clamp(max=rows - 1)
+        place = number - ends[own] + blocks[own]
+        work = torch.where(inside, place if last_first else blocks[own] - 1 - place, -1)
+        order = torch.sort(work, descending=True, stable=True).indices
+        place = torch.where(inside, place, -1)
+        kept[key] = torch.stack((row[order], place[order]), dim=1).to(torch.int32)
+    found: Tensor = kept[key]
+    return found
+
+
+def tiles_at_distance(blocks: Tensor, max_len: int, block_i: int, block_j: int) -> Tensor:
+    """int32 [distances]: how many blocks of a `last_first` list have a tile of keys that many BLOCK_J away."""
+    distances = -(-(max_len + block_i) // block_j) + 1
+    reach = torch.arange(distances, device=blocks.device) * block_j
+    return ((blocks[:, 1] + 1) * block_i > reach.unsqueeze(1)).sum(1, dtype=torch.int32)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Every time relative to the earliest of its row, in 32 bits where the row's span allows it."""
+
+    times: Tensor  # int32 [T]
+    next_times: Tensor  # int32 [T]
+    flags: Tensor  # int32 [B]: 1 ordered, 2 wide
+
+
+def relative_times(times: Tensor, next_times: Tensor, offsets: Tensor) -> Times:
+    kept = _kept.setdefault(next_times, {})  # type: ignore[no-untyped-call]
+    key = ("times", id(times), times._version, next_times._version, id(offsets), offsets._version)
+    if key not in kept:
+        made = Times(
+            torch.empty(times.shape, dtype=torch.int32, device=times.device),
+            torch.empty(times.shape, dtype=torch.int32, device=times.device),
+            torch.empty(len(offsets) - 1, dtype=torch.int32, device=times.device),
+        )
+        if len(offsets) > 1:
+            relative_times_kernel[(len(offsets) - 1,)](
+                times, next_times, offsets, made.times, made.next_times, made.flags, BLOCK=1024, num_warps=8
+            )
+        # `times` and `offsets` are kept too, so that their ids stay their own (never the key itself)
+        kept[key] = (None if times is next_times else times, offsets, made)
+    found: Times = kept[key][2]
+    return found
+
+
+@triton.jit
+def relative_times_kernel(times, next_times, offsets, times32, next32, flags, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    start, end = tl.load(offsets + row), tl.load(offsets + row + 1)
+    if start == end:
+        tl.store(flags + row, 1)
+        return
+    at = tl.arange(0, BLOCK)
+    first = tl.load(times + start)
+    earliest = tl.full([BLOCK], 0, tl.int64) + first
+    latest = earliest
+    disorder = tl.zeros([BLOCK], tl.int32)
+    for base in range(start, end, BLOCK):
+        inside = base + at < end
+        time = tl.load(times + base + at, mask=inside, other=first)
+        after = tl.load(next_times + base + at, mask=inside, other=first)
+        earliest = tl.minimum(earliest, tl.minimum(time, after))
+        latest = tl.maximum(latest, tl.maximum(time, after))
+        has_next = base + at + 1 < end
+        later = tl.load(times + base + at + 1, mask=has_next, other=0)
+        later_next = tl.load(next_times + base + at + 1, mask=has_next, other=0)
+        disorder |= (has_next & ((later < time) | (later_next < after))).to(tl.int32)
+        disorder |= (inside & (after < time)).to(tl.int32)
+    origin = tl.min(earliest)
+    # a difference that leaves 64 bits would be negative
+    span = tl.max(latest) - origin
+    wide = (span >= 2147483647) | (span < 0)
+    tl.store(flags + row, (tl.max(disorder) == 0).to(tl.int32) + 2 * wide.to(tl.int32))
+    for base in range(start, end, BLOCK):
+        inside = base + at < end
+        tl.store(times32 + base + at, (tl.load(times + base + at, mask=inside) - origin).to(tl.int32), mask=inside)
+        after = tl.load(next_times + base + at, mask=inside)
+        tl.store(next32 + base + at, (after - origin).to(tl.int32), mask=inside)
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The bucket edges, and the cells of the float format between which they lie."""
+
+    edges: Tensor  # int32 [buckets + 1 + FEW], entry b the smallest |dt| of bucket b, INT32_MAX where it has none
+    edges64: Tensor  # int64 [buckets + 1]
+    cell_edges: Tensor  # int32 [cells]: the edge within the cell, INT32_MAX where there is none
+    cell_buckets: Tensor  # int32 [2 * cells]: bucket before and from the cell's edge on
+    shift: int  # leading bits of the fraction that number a cell within its power of two
+
+
+@functools.cache
+def edge_tables(width: float, buckets: int, device: torch.device) -> Edges:
+    edges = np.array([0, *bucket_edges(width, buckets)], dtype=np.int64)
+    shift = next(bits for bits in range(1, 12) if _divided_once(edges, bits))
+    firsts, lasts = _cells(shift)
+    before = np.searchsorted(edges, firsts, side="right") - 1
+    after = np.searchsorted(edges, lasts, side="right") - 1
+    divided = after > before
+    cell_edges = np.where(divided, edges[np.minimum(before + 1, buckets)], INT32_MAX)
+    short = np.minimum(edges, INT32_MAX)
+    padded = np.concatenate((short, np.full(int(FEW.value), INT32_MAX)))
+
+    def tensor(values: np.ndarray, kind: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device, kind)
+
+    return Edges(
+        tensor(padded, torch.int32),
+        tensor(edges, torch.int64),
+        tensor(np.minimum(cell_edges, INT32_MAX), torch.int32),
+        tensor(np.stack((before, after), axis=1).ravel(), torch.int32),
+        shift,
+    )
+
+
+def _cells(shift: int) -> tuple[np.ndarray, np.ndarray]:
+    """First and last whole number of every cell: those whose single-precision form has the cell's leading bits.
+
+    Large numbers are rounded on their way to a float, so a cell begins half a step before its first float.
+    """
+    count = 31 << shift
+    names = np.arange(count + 1, dtype=np.int64) + (127 << shift)
+    floats = (names << (23 - shift)).astype(np.uint32).view(np.float32).astype(np.float64)
+    firsts = np.empty(count + 1, dtype=np.int64)
+    for cell, value in enumerate(floats):
+        low, high = int(value * 0.9), int(value) + 1  # the first whole number x with float32(x) >= value
+        while low < high:
+            middle = (low + high) // 2
+            if np.float32(middle) >= np.float32(value):
+                high = middle
+            else:
+                low = middle + 1
+        firsts[cell] = low
+    return firsts[:-1], np.maximum(firsts[1:] - 1, firsts[:-1])
+
+
+def _divided_once(edges: np.ndarray, shift: int) -> bool:
+    firsts, lasts = _cells(shift)
+    return bool((np.searchsorted(edges, lasts, side="right") - np.searchsorted(edges, firsts, side="right") <= 1).all())
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Halved tables of one layer."""
+
+    position: Tensor  # fp32 [PAD + max_len + PAD]
+    values: Tensor  # fp32 [buckets + 1 + FEW]
+    cell_values: Tensor  # fp32 [2 * cells]
+
+
+def half_tables(bias: Bias, edges: Edges | None, device: torch.device) -> Tables:
+    pad, few = int(PAD.value), int(FEW.value)
+    max_len = 0 if bias.position is None else len(bias.position)
+    buckets = 0 if bias.time is None else len(bias.time) - 1
+    cells = 0 if edges is None else len(edges.cell_buckets)
+    sizes = [2 * pad + max_len, buckets + 1 + few, cells]
+    buffer = torch.empty(sum(sizes), dtype=torch.float32, device=device)
+    index = buffer.view(torch.int32) if edges is None else edges.cell_buckets
+    block = 1024
+    half_tables_kernel[(triton.cdiv(len(buffer), block),)](
+        bias.position if bias.position is not None else buffer, bias.time if bias.time is not None else buffer,
+        index, buffer, max_len, buckets, cells, PADDING=pad, FURTHER=few, BLOCK=block,
+    )  # fmt: skip
+    position, values, cell_values = torch.split(buffer, sizes)
+    return Tables(position, values, cell_values)
+
+
+@triton.jit
+def half_tables_kernel(
+    position, time, cell_buckets, out, max_len, buckets, cells,
+    PADDING: tl.constexpr, FURTHER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = at - PADDING
+    x = tl.load(position + here, mask=(here >= 0) & (here < max_len), other=0.0).to(tl.float32)
+    here = at - (2 * PADDING + max_len)
+    x += tl.load(time + here, mask=(here >= 0) & (here <= buckets), other=0.0).to(tl.float32)
+    here -= buckets + 1 + FURTHER
+    inside = (here >= 0) & (here < cells)
+    bucket = tl.load(cell_buckets + here, mask=inside, other=0)
+    x += tl.load(time + bucket, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, 0.5 * x, mask=at < 2 * PADDING + max_len + buckets + 1 + FURTHER + cells)
+
+
+def diagonal_sums(parts: Tensor, max_len: int) -> Tensor:
+    """[max_len] out of [distances, BLOCK_I, BLOCK_J]: entry p sums the cells with i - j = p of every distance."""
+    distances, block_i, block_j = parts.shape
+    width = block_i + block_j
+    # flipped and written one cell further right in every row, diagonals become columns
+    flat = torch.nn.functional.pad(parts.flip(2), (0, block_i)).flatten(1)
+    columns = flat[:, : block_i * (width - 1)].view(distances, block_i, width - 1).sum(1)
+    # column c of a distance is i - j = c + distance * BLOCK_J - BLOCK_I + 1
+    out = parts.new_zeros((distances + 1) * block_j)
+    out[:-block_j] += columns[:, :block_j].flatten()
+    out.view(-1, block_j)[1:, : block_i - 1] += columns[:, block_j:]
+    return out[block_i - 1 : block_i - 1 + max_len]
