@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.support.close import assert_close
 from turbogr.config import TablesConfig
+from turbogr.ops.embedding import Gradients
 from turbogr.tables.optimizer import ROW_OPTIMIZERS
 
 ROWS, DIM = 12, 4
@@ -27,7 +28,7 @@ def run(name: str, config: TablesConfig, steps: list[list[int]] = STEPS) -> tupl
     weight = start()
     optimizer = ROW_OPTIMIZERS[name](config, ROWS, DIM, None)
     for number, ids in enumerate(steps):
-        optimizer.update(weight, torch.tensor(ids), gradients(number, ids), 0.1 / (number + 1))
+        optimizer.update(weight, Gradients(torch.tensor(ids), gradients(number, ids)), 0.1 / (number + 1))
     return weight, optimizer.state()
 
 
@@ -89,5 +90,5 @@ def test_the_state_is_updated_in_place(name: str) -> None:
     weight = start()
     optimizer = ROW_OPTIMIZERS[name](CONFIG, ROWS, DIM, None)
     before = optimizer.state()
-    optimizer.update(weight, torch.tensor([1]), torch.ones(1, DIM), 0.1)
+    optimizer.update(weight, Gradients(torch.tensor([1]), torch.ones(1, DIM)), 0.1)
     assert all(value is before[key] and value.any() for key, value in optimizer.state().items())

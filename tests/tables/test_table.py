@@ -2,40 +2,16 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.close import assert_close
 from turbogr.config import TablesConfig
 from turbogr.tables import LocalTable, RowGradients, table
-from turbogr.tables.dedup import distinct
 
 ADAGRAD = TablesConfig(optimizer="adagrad")
 
 
 def make(rows: int = 30, dim: int = 4, config: TablesConfig = ADAGRAD, seed: int = 0) -> LocalTable:
     return LocalTable(rows, dim, config, seed=seed)
-
-
-@given(ids=st.lists(st.integers(0, 39), max_size=60), num_rows=st.sampled_from((40, 5000)))
-def test_distinct_ids_are_those_of_torch_unique_whichever_way_is_taken(ids: list[int], num_rows: int) -> None:
-    """Catches: the marking way and the sorting way answering in another order or type."""
-    given_ids = torch.tensor(ids, dtype=torch.int64)
-    unique, inverse = distinct(given_ids, num_rows)
-    wanted, wanted_inverse = torch.unique(given_ids, return_inverse=True)
-    assert torch.equal(unique, wanted) and torch.equal(inverse, wanted_inverse)
-    assert unique.dtype == inverse.dtype == torch.int64
-
-
-def test_both_ways_of_finding_distinct_ids_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches: a threshold under which the test above would try one way only."""
-    calls: list[int] = []
-    true = torch.unique
-    monkeypatch.setattr(torch, "unique", lambda *args, **options: calls.append(1) or true(*args, **options))
-    distinct(torch.arange(10), 320)
-    assert not calls
-    distinct(torch.arange(10), 321)
-    assert calls
 
 
 def test_the_rows_gradient_is_that_of_a_dense_embedding() -> None:
@@ -104,17 +80,37 @@ def test_merged_gradients_are_the_sum_over_micro_batches() -> None:
     assert RowGradients.merged(parts[:1], 10) is parts[0]
 
 
-def test_the_row_clip_bounds_each_row_alone() -> None:
-    """Catches: a clip by the norm of all rows, or one that lengthens short gradients."""
-    plain, clipped = make(), make(config=TablesConfig(optimizer="adagrad", row_clip=0.5))
+@pytest.mark.parametrize("optimizer", ["adagrad", "lazy-adam", "adamw"])
+def test_gradients_by_occurrence_update_as_their_sums_do(optimizer: str) -> None:
+    """Catches: repeats that update a row several times, a scale or a clip that only one of the two forms knows."""
+    config = TablesConfig(optimizer=optimizer, row_clip=0.5, eps=1e-3)  # type: ignore[arg-type]
+    one, other = make(config=config), make(config=config)
+    ids, gradients = torch.tensor([7, 3, 7, 7, 29, 0, 3]), torch.randn(7, 4)
+    summed = torch.zeros(30, 4).index_add_(0, ids, gradients)
+    unique = ids.unique()
+    one.apply_occurrences(ids, gradients, 0.1, scale=0.7)
+    other.apply(RowGradients(unique, summed[unique]), 0.1, scale=0.7)
+    for name, value in one.state().items():
+        assert_close(value, other.state()[name], 1e-6, name)
+
+
+def test_the_row_clip_bounds_each_row_alone_after_the_scale() -> None:
+    """Catches: a clip that the table forgets to hand on, one by the norm of all rows or before the scale."""
     gradient = torch.tensor([[3.0, 0.0, 4.0, 0.0], [0.1, 0.0, 0.0, 0.2], [0.0] * 4])
-    seen: list[torch.Tensor] = []
-    for local in (plain, clipped):
-        local.optimizer.update = lambda weight, ids, values, lr: seen.append(values)  # type: ignore[method-assign]
-        local.apply(RowGradients(torch.tensor([1, 2, 3]), gradient), lr=1.0)
-    assert torch.equal(seen[0], gradient)
-    assert_close(seen[1][0], gradient[0] / 10, 1e-6)
-    assert torch.equal(seen[1][1:], gradient[1:])
+    wanted = torch.stack((gradient[0] / 10, 2 * gradient[1], gradient[2]))
+    plain, clipped = make(), make(config=TablesConfig(optimizer="adagrad", row_clip=0.5))
+    clipped.apply(RowGradients(torch.tensor([1, 2, 3]), gradient), lr=1.0, scale=2.0)
+    plain.apply(RowGradients(torch.tensor([1, 2, 3]), wanted), lr=1.0)
+    for name, value in plain.state().items():
+        assert_close(clipped.state()[name], value, 1e-6, name)
+
+
+def test_gradients_say_whether_they_are_finite() -> None:
+    values = torch.ones(3, 4)
+    gradients = RowGradients(torch.tensor([1, 2, 3]), values)
+    assert gradients.finite()
+    values[2, 3] = torch.inf
+    assert not gradients.finite()
 
 
 def test_a_scan_yields_the_whole_table_in_order() -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from turbogr.config import Config
+from turbogr.ops.embedding import distinct
 from turbogr.tables import Rows
-from turbogr.tables.dedup import distinct
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
-"""Row optimizers: they see (distinct ids, summed gradients) and touch those rows only, `adamw` excepted.
+"""Row optimizers: the state of each beside its table, and one step on (distinct ids, summed gradients).
 
-N rows of the table, U touched rows, D width
+They touch the rows of those ids only, `adamw` excepted. The arithmetic is in `turbogr.ops.embedding`.
+
+N rows of the table, D width
 """
 
 from typing import Protocol
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from turbogr.config import TablesConfig
+from turbogr.ops.embedding import AdamStep, Gradients, dense_adamw, lazy_adam, rowwise_adagrad
 
 
 class RowOptimizer(Protocol):
@@ -16,7 +19,7 @@ class RowOptimizer(Protocol):
         """Tensors to checkpoint, updated in place."""
         ...
 
-    def update(self, weight: Tensor, ids: Tensor, gradient: Tensor, lr: float) -> None: ...
+    def update(self, weight: Tensor, gradients: Gradients, lr: float) -> None: ...
 
 
 class RowwiseAdagrad:
@@ -29,10 +32,8 @@ class RowwiseAdagrad:
     def state(self) -> dict[str, Tensor]:
         return {"sum": self.sum}
 
-    def update(self, weight: Tensor, ids: Tensor, gradient: Tensor, lr: float) -> None:
-        total = self.sum[ids] + gradient.square().mean(1)
-        self.sum[ids] = total
-        weight[ids] -= lr * gradient / (total.sqrt() + self.eps).unsqueeze(1)
+    def update(self, weight: Tensor, gradients: Gradients, lr: float) -> None:
+        rowwise_adagrad(weight, self.sum, gradients, lr=lr, eps=self.eps)
 
 
 class LazyAdam:
@@ -40,41 +41,27 @@ class LazyAdam:
 
     def __init__(self, config: TablesConfig, num_rows: int, dim: int, device: torch.device | None) -> None:
         self.betas, self.eps = config.betas, config.eps
+        self.weight_decay = config.weight_decay
         self.moment1 = torch.zeros(num_rows, dim, device=device)
         self.moment2 = torch.zeros(num_rows, dim, device=device)
-        self.step = torch.zeros((), dtype=torch.int64)
+        self.step = torch.zeros((), dtype=torch.int64)  # on the CPU whatever the device: reading it waits for nothing
 
     def state(self) -> dict[str, Tensor]:
         return {"moment1": self.moment1, "moment2": self.moment2, "step": self.step}
 
-    def update(self, weight: Tensor, ids: Tensor, gradient: Tensor, lr: float) -> None:
-        self.step += 1
-        moment1 = torch.lerp(gradient, self.moment1[ids], self.betas[0])
-        moment2 = torch.lerp(gradient.square(), self.moment2[ids], self.betas[1])
-        self.moment1[ids], self.moment2[ids] = moment1, moment2
-        weight[ids] -= self._change(moment1, moment2, lr)
+    def update(self, weight: Tensor, gradients: Gradients, lr: float) -> None:
+        lazy_adam(weight, self.moment1, self.moment2, gradients, self._next(lr))
 
-    def _change(self, moment1: Tensor, moment2: Tensor, lr: float) -> Tensor:
-        step = int(self.step)
-        unbias1, unbias2 = 1 - self.betas[0] ** step, 1 - self.betas[1] ** step
-        return (lr / unbias1) * moment1 / ((moment2 / unbias2).sqrt() + self.eps)
+    def _next(self, lr: float) -> AdamStep:
+        self.step += 1
+        return AdamStep(int(self.step), lr, self.betas, self.eps, self.weight_decay)
 
 
 class DenseAdamW(LazyAdam):
     """AdamW on every row every step, rows without a gradient included: what dense training of a table does."""
 
-    def __init__(self, config: TablesConfig, num_rows: int, dim: int, device: torch.device | None) -> None:
-        super().__init__(config, num_rows, dim, device)
-        self.weight_decay = config.weight_decay
-
-    def update(self, weight: Tensor, ids: Tensor, gradient: Tensor, lr: float) -> None:
-        self.step += 1
-        self.moment1 *= self.betas[0]
-        self.moment2 *= self.betas[1]
-        self.moment1[ids] += (1 - self.betas[0]) * gradient
-        self.moment2[ids] += (1 - self.betas[1]) * gradient.square()
-        weight *= 1 - lr * self.weight_decay
-        weight -= self._change(self.moment1, self.moment2, lr)
+    def update(self, weight: Tensor, gradients: Gradients, lr: float) -> None:
+        dense_adamw(weight, self.moment1, self.moment2, gradients, self._next(lr))
 
 
 ROW_OPTIMIZERS: dict[str, type[RowwiseAdagrad] | type[LazyAdam]] = {

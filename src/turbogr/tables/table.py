@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from turbogr.config import TablesConfig
+from turbogr.ops.embedding import (
+    Gradients,
+    all_finite,
+    distinct,
+    embedding_lookup,
+    group,
+    merge_rows,
+)
 from turbogr.ops.philox import Key, Purpose, normal_rows
-from turbogr.tables.dedup import distinct
 from turbogr.tables.optimizer import ROW_OPTIMIZERS, RowOptimizer
 
 INITIAL_STD, INITIAL_BOUND = 0.02, 2.0
@@ -31,14 +38,11 @@ class RowGradients:
         """The sum of several micro-batches, in their order."""
         if len(parts) == 1:
             return parts[0]
-        ids, places = distinct(torch.cat([part.ids for part in parts]), num_rows)
-        values = torch.zeros(len(ids), parts[0].values.shape[1], dtype=parts[0].values.dtype, device=ids.device)
-        begin = 0
-        for part in parts:
-            # ids are distinct within a part, so this adds in a fixed order
-            values[places[begin : begin + len(part.ids)]] += part.values
-            begin += len(part.ids)
-        return cls(ids, values)
+        return cls(*merge_rows([part.ids for part in parts], [part.values for part in parts], num_rows))
+
+    def finite(self) -> bool:
+        """Whether no gradient is infinite or NaN."""
+        return all_finite(self.values)
 
 
 @dataclass(frozen=True)
@@ -90,14 +94,19 @@ class LocalTable:
     def lookup(self, ids: Tensor) -> Rows:
         """The rows of `ids` [n], each distinct one once."""
         unique_ids, inverse = distinct(ids, self.num_rows)
-        return Rows(unique_ids, inverse, self.weight[unique_ids].requires_grad_())
+        (rows,) = embedding_lookup([self.weight], unique_ids, torch.tensor([0, len(unique_ids)], device="cpu"))
+        return Rows(unique_ids, inverse, rows.requires_grad_())
 
-    def apply(self, gradients: RowGradients, lr: float) -> None:
-        """One optimizer step on the rows that have a gradient."""
-        values = gradients.values
-        if self.row_clip > 0:
-            values = values * (self.row_clip / values.norm(dim=1, keepdim=True).clamp(min=self.row_clip))
-        self.optimizer.update(self.weight, gradients.ids, values, lr)
+    def apply(self, gradients: RowGradients, lr: float, *, scale: float = 1.0) -> None:
+        """One optimizer step on the rows that have a gradient; every gradient counts `scale` times."""
+        summed = Gradients(gradients.ids, gradients.values, scale=scale, row_clip=self.row_clip)
+        self.optimizer.update(self.weight, summed, lr)
+
+    def apply_occurrences(self, ids: Tensor, gradients: Tensor, lr: float, *, scale: float = 1.0) -> None:
+        """The same step from gradients [n, D] of ids [n] with repeats, which the update itself sums by id."""
+        unique_ids, places = distinct(ids, self.num_rows)
+        apart = Gradients(unique_ids, gradients, group(places, len(unique_ids)), scale, self.row_clip)
+        self.optimizer.update(self.weight, apart, lr)
 
     def scan(self, chunk: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (first id, rows [c, D]) over the whole table, in order."""

@@ -1,0 +1,110 @@
+"""What every backend of the embedding operators offers, and which one is taken.
+
+n ids or occurrences, U distinct ids, N rows of a table, D width
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from turbogr.errors import ConfigError
+from turbogr.ops import native
+from turbogr.ops.registry import Backend, register
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Occurrences sorted by their place among the distinct ids, in their own order within one."""
+
+    order: Tensor
+    """int32 [n]: the occurrences of place u are order[starts[u] : starts[u+1]]."""
+    starts: Tensor
+    """int64 [U+1]."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What a row optimizer is given."""
+
+    ids: Tensor
+    """int64 [U] distinct, ascending."""
+    values: Tensor
+    """[U, D] summed by id; with `groups` [n, D], one for each occurrence, which the optimizer sums itself."""
+    groups: Groups | None = None
+    scale: float = 1.0
+    """Every gradient counts so many times."""
+    row_clip: float = 0.0
+    """Largest norm of a row's scaled gradient; 0 is off."""
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """The scalars of one step of Adam; `number` counts from 1."""
+
+    number: int
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float = 0.0
+
+    @property
+    def unbias(self) -> tuple[float, float]:
+        """What each moment is divided by."""
+        return 1 - self.betas[0] ** self.number, 1 - self.betas[1] ** self.number
+
+
+class Kernels(Protocol):
+    """A backend's module. Tensors of one call have one device and one type."""
+
+    def lookup(self, tables: Sequence[Tensor], ids: Tensor, offsets: list[int]) -> list[Tensor]: ...
+
+    def distinct(self, ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]: ...
+
+    def group(self, places: Tensor, count: int) -> Groups: ...
+
+    def sum_groups(self, values: Tensor, groups: Groups) -> Tensor: ...
+
+    def merge(self, places: list[Tensor], values: list[Tensor], count: int) -> Tensor: ...
+
+    def all_finite(self, values: Tensor) -> bool: ...
+
+    def adagrad(self, weight: Tensor, total: Tensor, gradients: Gradients, lr: float, eps: float) -> None: ...
+
+    def lazy_adam(
+        self, weight: Tensor, moment1: Tensor, moment2: Tensor, gradients: Gradients, step: AdamStep
+    ) -> None: ...
+
+    def adamw(self, weight: Tensor, moment1: Tensor, moment2: Tensor, gradients: Gradients, step: AdamStep) -> None: ...
+
+
+def _compiled() -> Kernels:
+    from turbogr.ops.embedding import cpu
+
+    return cpu
+
+
+def _reference() -> Kernels:
+    from turbogr.ops.embedding import reference
+
+    return reference
+
+
+def _rejects(device: torch.device) -> str | None:
+    return native.rejects("embedding")(device) or native.rejects("embedding_update")(device)
+
+
+OPERATOR = register("embedding", Backend("cpu", _compiled, _rejects), Backend("reference", _reference))
+
+
+def kernels(values: Tensor, backend: str | None = None) -> Kernels:
+    """The backend for tensors like `values`. What is compiled is fp32 (and ids): the reference takes other types."""
+    chosen, _ = OPERATOR.pick(values.device, backend)
+    if chosen.name == "cpu" and values.dtype not in (torch.float32, torch.int64):
+        if backend is not None:
+            raise ConfigError(f"backend {backend!r} of embedding takes float32 rows, not {values.dtype}.")
+        return _reference()
+    module: Kernels = chosen.run()
+    return module

@@ -1,0 +1,80 @@
+"""Lookup in several tables at once, its gradients by distinct id.
+
+n ids, U distinct ids of a table, N rows of a table, D width
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbogr.ops.embedding.backends import Kernels, kernels
+
+
+def embedding_lookup(
+    tables: Sequence[Tensor], ids: Tensor, offsets: Tensor, *, backend: str | None = None
+) -> tuple[Tensor, ...]:
+    """Rows of every table: answer t is tables[t][ids[offsets[t] : offsets[t+1]]], [n_t, D_t].
+
+    The work is spread over all cores by ids, not by tables. The gradient of a table is a coalesced sparse tensor, as
+    that of `nn.Embedding(sparse=True)` after coalescing: its distinct ids ascending, and for each the sum over its
+    occurrences, to the same bits for any number of threads.
+
+    Args:
+        tables: [N_t, D_t] each, of one type and device; widths may differ.
+        ids: int64 [n] grouped by table, valid ones only. An id that its table does not have is an IndexError.
+        offsets: int64 [tables + 1], on the CPU, because it says how large the answers are.
+        backend: cpu | reference; None picks.
+
+    Example:
+        >>> tables = [torch.randn(100, 8, requires_grad=True), torch.randn(20, 4)]
+        >>> items, genres = embedding_lookup(tables, torch.tensor([5, 5, 99, 3]), torch.tensor([0, 3, 4]))
+        >>> items.sum().backward()
+        >>> tables[0].grad.indices().tolist()
+        [[5, 99]]
+    """
+    if not tables or offsets.shape != (len(tables) + 1,) or ids.dtype != torch.int64 or ids.dim() != 1:
+        raise ValueError(
+            f"{len(tables)} tables, {ids.dtype} ids {list(ids.shape)} and offsets {list(offsets.shape)} must be one "
+            "table at least, int64 [n] and [tables + 1]."
+        )
+    if any(table.dtype != tables[0].dtype or table.device != ids.device or table.dim() != 2 for table in tables):
+        raise ValueError("tables must be [N, D], all of one dtype and on the ids' device.")
+    bounds: list[int] = offsets.tolist()
+    if bounds[0] != 0 or bounds[-1] != len(ids) or sorted(bounds) != bounds:
+        raise ValueError(f"offsets must rise from 0 to the number of ids, {len(ids)}, not {bounds}.")
+    chosen = kernels(tables[0], backend)
+    if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
+        rows: tuple[Tensor, ...] = EmbeddingLookupFunction.apply(chosen, ids, bounds, *tables)  # type: ignore[no-untyped-call]
+        return rows
+    return tuple(chosen.lookup(tables, ids, bounds))
+
+
+class EmbeddingLookupFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, chosen: Kernels, ids: Tensor, bounds: list[int], *tables: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(ids)
+        ctx.chosen, ctx.bounds, ctx.shapes = chosen, bounds, [table.shape for table in tables]
+        ctx.set_materialize_grads(False)
+        return tuple(chosen.lookup(tables, ids, bounds))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        (ids,) = ctx.saved_tensors
+        answers: list[Tensor | None] = []
+        for number, (shape, gradient) in enumerate(zip(ctx.shapes, gradients, strict=True)):
+            if gradient is None or not ctx.needs_input_grad[3 + number]:
+                answers.append(None)
+                continue
+            unique, values = _summed(ctx.chosen, ids[ctx.bounds[number] : ctx.bounds[number + 1]], gradient, shape[0])
+            answers.append(
+                torch.sparse_coo_tensor(unique.unsqueeze(0), values, shape, check_invariants=False, is_coalesced=True)
+            )
+        return None, None, None, *answers
+
+
+def _summed(chosen: Kernels, ids: Tensor, gradients: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    unique, places = chosen.distinct(ids, num_rows)
+    return unique, chosen.sum_groups(gradients, chosen.group(places, len(unique)))

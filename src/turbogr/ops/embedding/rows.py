@@ -1,0 +1,59 @@
+"""Distinct ids and the gradients that belong to them.
+
+n ids or occurrences, U distinct ids, N rows of a table, D width
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from turbogr.ops.embedding.backends import Groups, kernels
+
+
+def distinct(ids: Tensor, num_rows: int, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """(distinct ids ascending [U], place of every id among them [n]) of int64 ids [n] in [0, num_rows).
+
+    Example:
+        >>> distinct(torch.tensor([7, 2, 7]), 10)
+        (tensor([2, 7]), tensor([1, 0, 1]))
+    """
+    return kernels(ids, backend).distinct(ids, num_rows)
+
+
+def group(places: Tensor, count: int, *, backend: str | None = None) -> Groups:
+    """Which occurrences belong to each of `count` places; places int64 [n] in [0, count), as `distinct` gives them."""
+    return kernels(places, backend).group(places, count)
+
+
+def sum_groups(values: Tensor, groups: Groups, *, backend: str | None = None) -> Tensor:
+    """[U, D] the sums of values [n, D] by group, in the same order and to the same bits for any number of threads."""
+    if values.dim() != 2 or len(values) != len(groups.order):
+        raise ValueError(f"values {list(values.shape)} must be [n, D] with n = {len(groups.order)} occurrences.")
+    return kernels(values, backend).sum_groups(values, groups)
+
+
+def merge_rows(
+    ids: Sequence[Tensor], values: Sequence[Tensor], num_rows: int, *, backend: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """The sum of several lists of rows as (distinct ids ascending [U], values [U, D]), added in the lists' order.
+
+    Args:
+        ids: int64 [u_k] each, distinct and ascending, in [0, num_rows).
+        values: [u_k, D] each.
+
+    Example:
+        >>> merge_rows([torch.tensor([1, 4]), torch.tensor([4])], [torch.ones(2, 1), torch.ones(1, 1)], 9)
+        (tensor([1, 4]), tensor([[1.],
+                [2.]]))
+    """
+    if len(ids) != len(values) or any(len(own) != len(part) for own, part in zip(ids, values, strict=False)):
+        raise ValueError("every list of ids [u] must come with its values [u, D].")
+    unique, places = distinct(torch.cat(list(ids)), num_rows, backend=backend)
+    parts = list(torch.split(places, [len(own) for own in ids]))
+    return unique, kernels(values[0], backend).merge(parts, list(values), len(unique))
+
+
+def all_finite(values: Tensor, *, backend: str | None = None) -> bool:
+    """Whether there is neither an infinity nor a NaN. On an accelerator it waits for the answer."""
+    return kernels(values, backend).all_finite(values)
