@@ -3,6 +3,8 @@
 T tokens, D width; z and dz [T, 4 D] are [u | v | q | k]
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -89,7 +91,7 @@ def _activate_backward_kernel(z, dz, tokens, D: tl.constexpr, BLOCK_T: tl.conste
 
 @triton.jit(do_not_specialize=["tokens", "key_low", "key_high", "step", "purpose", "least"])
 def _gate_kernel(
-    z, y, out, users, positions, tokens, key_low, key_high, step, purpose, least, scale,
+    z, y, out, tokens, users, positions, key_low, key_high, step, purpose, least, scale,
     D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -107,7 +109,7 @@ def _gate_kernel(
 
 @triton.jit(do_not_specialize=["tokens", "key_low", "key_high", "step", "purpose", "least"])
 def _gate_backward_kernel(
-    dgated_dy, z, y, dz, gated, users, positions, tokens, key_low, key_high, step, purpose, least, scale,
+    dgated_dy, z, y, dz, gated, tokens, users, positions, key_low, key_high, step, purpose, least, scale,
     D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """From the gradient of `gated`: that of y in its place, that of u in dz, and `gated` again."""
@@ -169,14 +171,14 @@ def activate_backward(z: Tensor, dz: Tensor) -> None:
 def gate(z: Tensor, y: Tensor, dropout: Dropout | None) -> Tensor:
     tokens, width = _sizes(z)
     out = torch.empty(tokens, width, dtype=z.dtype, device=z.device)
-    _over_rows(_gate_kernel, width, tokens, z, y, out, dropout=dropout)
+    _over_rows(_gate_kernel, width, tokens, z, y, out, drawn=_mask_arguments(dropout))
     return out
 
 
 def gate_backward(dg: Tensor, z: Tensor, y: Tensor, dropout: Dropout | None, dz: Tensor) -> tuple[Tensor, Tensor]:
     tokens, width = _sizes(z)
     gated = torch.empty_like(dg)
-    _over_rows(_gate_backward_kernel, width, tokens, dg, z, y, dz, gated, dropout=dropout)
+    _over_rows(_gate_backward_kernel, width, tokens, dg, z, y, dz, gated, drawn=_mask_arguments(dropout))
     return dg, gated
 
 
@@ -191,21 +193,19 @@ def column_sums(x: Tensor) -> Tensor:
     return torch.sum(x, 0, dtype=torch.float32)
 
 
-NO_DROPOUT = (None, None)
-
-
-def _over_rows(kernel, width: int, tokens: int, *tensors: Tensor, dropout: Dropout | None = None) -> None:
-    """Launch a kernel that takes whole rows; with users and positions among its arguments where it draws a mask."""
+def _over_rows(kernel, width: int, tokens: int, *tensors: Tensor, drawn: tuple[Any, ...] = ()) -> None:
+    """Launch a kernel that takes whole rows; `drawn` are a mask's arguments where it has one."""
     assert all(x.is_contiguous() for x in tensors)
-    if not tokens:
-        return
-    sizes = row_tile(width, CELLS)
-    drawn, words = (), ()
-    if "users" in kernel.arg_names:
-        drawn = NO_DROPOUT if dropout is None else (dropout.users.contiguous(), dropout.positions.contiguous())
-        words = (0, 0, 0, 0, 0, 1.0) if dropout is None else mask_words(dropout)
-    grid = (triton.cdiv(tokens, sizes["BLOCK_T"]),)
-    kernel[grid](*tensors, *drawn, tokens, *words, D=width, **sizes, num_warps=_warps(sizes["BLOCK_D"]))
+    if tokens:
+        sizes = row_tile(width, CELLS)
+        grid = (triton.cdiv(tokens, sizes["BLOCK_T"]),)
+        kernel[grid](*tensors, tokens, *drawn, D=width, **sizes, num_warps=_warps(sizes["BLOCK_D"]))
+
+
+def _mask_arguments(dropout: Dropout | None) -> tuple[Any, ...]:
+    if dropout is None:
+        return None, None, 0, 0, 0, 0, 0, 1.0
+    return dropout.users.contiguous(), dropout.positions.contiguous(), *mask_words(dropout)
 
 
 def _over_columns(kernel, width: int, columns: int, tokens: int, *tensors: Tensor) -> None:
