@@ -13,6 +13,7 @@ from torch import Tensor
 from turbogr.errors import ConfigError
 from turbogr.ops import native
 from turbogr.ops.registry import Backend, register
+from turbogr.ops.triton_support import rejects_triton
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,12 @@ def _compiled() -> Kernels:
     return cpu
 
 
+def _triton() -> Kernels:
+    from turbogr.ops.embedding import triton
+
+    return triton
+
+
 def _reference() -> Kernels:
     from turbogr.ops.embedding import reference
 
@@ -96,15 +103,26 @@ def _rejects(device: torch.device) -> str | None:
     return native.rejects("embedding")(device) or native.rejects("embedding_update")(device)
 
 
-OPERATOR = register("embedding", Backend("cpu", _compiled, _rejects), Backend("reference", _reference))
+OPERATOR = register(
+    "embedding",
+    Backend("triton", _triton, rejects_triton),
+    Backend("cpu", _compiled, _rejects),
+    Backend("reference", _reference),
+)
+TAKEN = {
+    "triton": (torch.float32, torch.bfloat16, torch.float16, torch.int64),
+    "cpu": (torch.float32, torch.int64),
+}
+"""Types of rows, and of ids, that a backend has kernels for."""
 
 
 def kernels(values: Tensor, backend: str | None = None) -> Kernels:
-    """The backend for tensors like `values`. What is compiled is fp32 (and ids): the reference takes other types."""
+    """The backend for tensors like `values`; the reference takes the types that it does not."""
     chosen, _ = OPERATOR.pick(values.device, backend)
-    if chosen.name == "cpu" and values.dtype not in (torch.float32, torch.int64):
+    if values.dtype not in TAKEN.get(chosen.name, (values.dtype,)):
         if backend is not None:
-            raise ConfigError(f"backend {backend!r} of embedding takes float32 rows, not {values.dtype}.")
+            taken = " or ".join(str(dtype).removeprefix("torch.") for dtype in TAKEN[chosen.name][:-1])
+            raise ConfigError(f"backend {backend!r} of embedding takes {taken} rows, not {values.dtype}.")
         return _reference()
     module: Kernels = chosen.run()
     return module

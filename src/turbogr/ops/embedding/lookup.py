@@ -25,7 +25,7 @@ def embedding_lookup(
         tables: [N_t, D_t] each, of one type and device; widths may differ.
         ids: int64 [n] grouped by table, valid ones only. An id that its table does not have is an IndexError.
         offsets: int64 [tables + 1], on the CPU, because it says how large the answers are.
-        backend: cpu | reference; None picks.
+        backend: triton | cpu | reference; None picks.
 
     Example:
         >>> tables = [torch.randn(100, 8, requires_grad=True), torch.randn(20, 4)]
