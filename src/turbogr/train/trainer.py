@@ -119,6 +119,18 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end of the last epoch (or an early stop) and evaluate."""
+        self.open_logs()
+        try:
+            while self.progress.epoch < self.config.train.epochs and not self._stale():
+                self._train_epoch()
+            return self._finish()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self._where_to_resume()) from None
+        finally:
+            self.close_logs()
+
+    def open_logs(self) -> None:
+        """Begin the run's folder, or go on with it where the checkpoint stands."""
         with said_where(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "config.json", to_dict(self.config))
@@ -127,15 +139,10 @@ class Trainer:
         keep_epochs = (lambda line: line["epoch"] <= done) if self.resumed else None
         self._epochs_log = JsonLines(self.folder / "epochs.jsonl", keep_epochs)
         self._sinks = open_sinks(self.config, self.folder, keep_through)
-        try:
-            while self.progress.epoch < self.config.train.epochs and not self._stale():
-                self._train_epoch()
-            return self._finish()
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(self._where_to_resume()) from None
-        finally:
-            for sink in [*self._sinks, self._epochs_log]:
-                sink.close()
+
+    def close_logs(self) -> None:
+        for sink in [*self._sinks, self._epochs_log]:
+            sink.close()
 
     def scorer(self) -> RetrievalScorer:
         return RetrievalScorer(self.task.encoder, self.table, self.config.model.max_history, self.device)
@@ -143,20 +150,24 @@ class Trainer:
     def _train_epoch(self) -> None:
         train, progress = self.config.train, self.progress
         plan = plan_epoch(self.pairs, progress.epoch, train)
-        contexts = self._contexts(plan)
-        throughput = Throughput(self.config, self.device)
         with bar(f"epoch {progress.epoch + 1}/{train.epochs}", total=len(plan)) as shown:
-            begin = time.perf_counter()
-            while (sums := self.schedule.progress(contexts)) is not None:
-                now = time.perf_counter()
-                self._count(sums, now - begin, len(plan))
-                begin = now
-                values = self._log_step(sums, throughput)
+            for values in self.steps(plan):
                 if progress.step % self.config.log.every == 0:
-                    shown.update(progress.batches, throughput.line(progress.step, values))
+                    shown.update(progress.batches, Throughput.line(progress.step, values))
                 if train.checkpoint_every and progress.step % train.checkpoint_every == 0:
                     self._save()
             self._end_epoch(shown)
+
+    def steps(self, plan: EpochPlan) -> Iterator[dict[str, Any]]:
+        """Run the epoch's remaining steps, each when its turn comes: what is logged of it."""
+        contexts = self._contexts(plan)
+        throughput = Throughput(self.config, self.device)
+        begin = time.perf_counter()
+        while (sums := self.schedule.progress(contexts)) is not None:
+            now = time.perf_counter()
+            self._count(sums, now - begin, len(plan))
+            begin = now
+            yield self._log_step(sums, throughput)
 
     def _contexts(self, plan: EpochPlan) -> Iterator[StepContext]:
         """The epoch's remaining batches; users are numbered through the micro-batches of a step."""
