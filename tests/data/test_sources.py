@@ -278,7 +278,7 @@ class TestTable:
 
     def test_a_word_among_integer_ids_behind_the_sample_is_a_bad_row(self, tmp_path: Path) -> None:
         path = csv_file(tmp_path / "log.csv", "u,i,t", [*((1, n, n) for n in range(10_000)), ("bob", 1, 1)])
-        with pytest.raises(DataError, match="line 10002: u 'bob' is not a number"):
+        with pytest.raises(DataError, match="line 10002: u 'bob' is not a plain integer"):
             read(Table(path, COLUMNS), tmp_path)
 
     @pytest.mark.parametrize("ending", ["parquet", "arrow", "csv.gz"])

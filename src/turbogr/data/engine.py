@@ -3,8 +3,8 @@
 import contextlib
 import errno
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,18 +46,18 @@ class Engine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)  # first: a batch may still be on its way
         self.connection.close()
-        self._pool.shutdown()
 
     def phase(self, note: str, begin: int, end: int) -> None:
         """The statements that follow take the progress from `begin` to `end` percent."""
         self._phase = (begin, end, note)
 
     def run(self, sql: str) -> None:
-        self._wait(lambda: self.connection.execute(sql))
+        self._wait(self._pool.submit(self.connection.execute, sql))
 
     def all(self, sql: str) -> list[tuple[Any, ...]]:
-        return self._wait(lambda: self.connection.execute(sql).fetchall())
+        return self._wait(self._pool.submit(lambda: self.connection.execute(sql).fetchall()))
 
     def one(self, sql: str) -> Any:
         """The first value of the first row."""
@@ -68,8 +68,8 @@ class Engine:
         return {row[0]: row[1] for row in self.all(f"DESCRIBE SELECT * FROM {relation}")}
 
     def stream(self, sql: str) -> Iterator[pa.RecordBatch]:
-        """The result of a query, batch by batch."""
-        reader = self._wait(lambda: self.connection.sql(sql).to_arrow_reader(BATCH_ROWS))
+        """The result of a query, batch by batch; the next one is on its way while one is used."""
+        reader = self._wait(self._pool.submit(lambda: self.connection.sql(sql).to_arrow_reader(BATCH_ROWS)))
 
         def following() -> pa.RecordBatch | None:
             try:
@@ -77,11 +77,12 @@ class Engine:
             except StopIteration:
                 return None
 
-        while (batch := self._wait(following)) is not None:
+        coming = self._pool.submit(following)
+        while (batch := self._wait(coming)) is not None:
+            coming = self._pool.submit(following)
             yield batch
 
-    def _wait(self, call: Callable[[], T]) -> T:
-        future = self._pool.submit(call)
+    def _wait(self, future: Future[T]) -> T:
         try:
             while not wait([future], timeout=POLL_S).done:
                 begin, end, note = self._phase

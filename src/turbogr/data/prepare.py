@@ -21,10 +21,11 @@ from turbogr.data.columns import NpyColumn, write_parquet
 from turbogr.data.engine import Engine, memory_bytes
 from turbogr.data.filters import Filters, action_mask
 from turbogr.data.kcore import PairFiles
-from turbogr.data.rejects import Rejects, settle
+from turbogr.data.rejects import Rejects
 from turbogr.data.sources import Source
 from turbogr.data.sources.reading import Log, name
 from turbogr.data.sources.table import UNITS_PER_SECOND, Frame, Mapping, TimeUnit
+from turbogr.data.staging import stage
 from turbogr.data.store import COLUMNS, Manifest
 from turbogr.errors import ConfigError, DataError
 from turbogr.files import sha256, whole_folder, write_json
@@ -107,7 +108,7 @@ class _Preparation:
         staged = self.engine.one("SELECT count(*) FROM log")
         if not staged:
             raise DataError(
-                f"{', '.join(self.log.files)}: an empty log, not one usable row: check the path and the format"
+                f"{', '.join(self.log.rows.files)}: an empty log, not one usable row: check the path and the format"
                 f"{rejects.words()}."
             )
         self.require_possible_times()
@@ -145,23 +146,9 @@ class _Preparation:
 
     def stage(self) -> Rejects:
         """Read the raw log into the table `log`, in file order; returns what could not be used."""
-        log = self.log
         if len(self.actions) > MAX_ACTIONS:
             raise DataError(f"{len(self.actions)} actions, and a store holds {MAX_ACTIONS}: name fewer.")
-        bits = [
-            f"(CAST(coalesce({test}, false) AS USMALLINT) * {1 << bit})"
-            for bit, test in enumerate(log.actions.values())
-        ]
-        extra = "".join(f", {sql} AS {column}" for column, sql in (("rating", log.rating), ("title", log.title)) if sql)
-        if log.id_columns:
-            for number, (column, sql) in enumerate(zip(log.id_columns, (log.user, log.item), strict=True)):
-                extra += f", CASE WHEN {sql} IS NULL THEN {name(column)} END AS raw_{number}"
-        self.engine.run(
-            f'CREATE TABLE log AS SELECT {log.user} AS "user", {log.item} AS item, '
-            f'TRY_CAST({log.time} AS BIGINT) AS "time", '
-            f"CAST({' + '.join(bits) or '0'} AS USMALLINT) AS actions, filename AS file{extra} FROM {log.rows}",
-        )
-        return settle(self.engine, log, self.folder / "rejects.csv" if self.options.skip_bad_rows else None)
+        return stage(self.engine, self.log, self.folder / "rejects.csv" if self.options.skip_bad_rows else None)
 
     def require_possible_times(self) -> None:
         """A numeric time in the wrong unit shows as a date in the far future."""
@@ -175,7 +162,7 @@ class _Preparation:
         fitting = [u for u, n in UNITS_PER_SECOND.items() if seconds / n < END_OF_TIME_S]
         meant = f"did you mean --time-unit {fitting[0]}?" if fitting else "convert it to s, ms or us."
         raise DataError(
-            f"the latest time of {log.files[0]} lies after the year 2200 when it is read as {log.time_unit} "
+            f"the latest time of {log.rows.files[0]} lies after the year 2200 when it is read as {log.time_unit} "
             f"({seconds:.0f} {log.time_unit}): {meant}"
         )
 

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Literal
 
 from turbogr.data.engine import Engine
-from turbogr.data.sources.reading import TIME_TYPE, Log, csv_rows, first_fields, require_columns, require_path
+from turbogr.data.sources.reading import (
+    CsvRows,
+    Log,
+    first_fields,
+    integer,
+    number,
+    require_columns,
+    require_path,
+    string,
+)
 from turbogr.errors import DataError
 
 SAMPLE_ROWS = 1000
@@ -42,16 +51,13 @@ class Amazon:
             require_columns(names, (user, item, "rating", "timestamp"), self.path)
         else:
             names, user, item, units = self._headerless(names), "user", "item", 1
-        types = {user: "VARCHAR", item: "VARCHAR", "rating": "DOUBLE", "timestamp": TIME_TYPE}
         return Log(
-            rows=csv_rows([self.path], names, types, header=header),
-            files=(str(self.path),),
-            first_line=2 if header else 1,
-            user=user,
-            item=item,
-            time='"timestamp"',
+            rows=CsvRows([self.path], names, header=header),
+            user=string(user),
+            item=string(item),
+            time=integer("timestamp"),
             time_units_per_second=units,
-            rating="rating",
+            rating=number("rating"),
         )
 
     def _headerless(self, fields: list[str]) -> list[str]:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from turbogr.data.engine import Engine
 from turbogr.data.sources.reading import (
-    TIME_TYPE,
+    CsvRows,
     Log,
     csv_header,
-    csv_rows,
     feature_rows,
+    flag,
+    integer,
     require_columns,
     require_path,
-    whole,
 )
 from turbogr.errors import DataError
 
@@ -41,20 +41,15 @@ class KuaiRand:
         files = _files(self.path, "log_standard_*.csv*")
         if not files:
             raise DataError(f"{self.path} holds no log_standard_*.csv: give the folder with KuaiRand's CSV files.")
-        types = {"user_id": "VARCHAR", "video_id": "VARCHAR", "time_ms": TIME_TYPE}
-        types |= dict.fromkeys(ACTIONS.values(), "UTINYINT")
         names = csv_header(files)
-        require_columns(names, types, files[0])
+        require_columns(names, ("user_id", "video_id", "time_ms", *ACTIONS.values()), files[0])
         return Log(
-            rows=csv_rows(files, names, types),
-            files=tuple(map(str, files)),
-            first_line=2,
-            user=whole("user_id"),
-            item=whole("video_id"),
-            id_columns=("user_id", "video_id"),
-            time="time_ms",
+            rows=CsvRows(files, names),
+            user=integer("user_id"),
+            item=integer("video_id"),
+            time=integer("time_ms"),
             time_units_per_second=1000,
-            actions={action: f"{column} <> 0" for action, column in ACTIONS.items()},
+            actions={action: flag(column) for action, column in ACTIONS.items()},
             users=_features(engine, _files(self.path, "user_features*.csv*"), "user_id"),
             items=_features(engine, _files(self.path, "video_features_basic*.csv*"), "video_id"),
         )

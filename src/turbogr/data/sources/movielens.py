@@ -8,15 +8,15 @@ from pathlib import Path
 
 from turbogr.data.engine import Engine
 from turbogr.data.sources.reading import (
-    TIME_TYPE,
+    CsvRows,
     Log,
     csv_header,
-    csv_rows,
     feature_rows,
+    integer,
     members,
+    number,
     require_columns,
     text,
-    whole,
 )
 from turbogr.errors import DataError
 
@@ -40,21 +40,16 @@ class MovieLens:
 
 
 def _dat(found: dict[str, Path]) -> Log:
-    types = {"user": "VARCHAR", "item": "VARCHAR", "rating": "DOUBLE", "time": TIME_TYPE}
-    ratings = found["ratings.dat"]
-    rows = csv_rows([ratings], list(types), types, delimiter="::", header=False, quote="")
     users = _features(found, "users.dat", ("raw_id", "gender", "age", "occupation", "zip_code"))
     items = _features(found, "movies.dat", ("raw_id", "title", "genres"))
+    columns = ("user", "item", "rating", "time")
     return Log(
-        rows=rows,
-        files=(str(ratings),),
-        first_line=1,
-        user=whole("user"),
-        item=whole("item"),
-        id_columns=("user", "item"),
-        time="time",
+        rows=CsvRows([found["ratings.dat"]], columns, delimiter="::", header=False, quote=""),
+        user=integer("user"),
+        item=integer("item"),
+        time=integer("time"),
         time_units_per_second=1,
-        rating="rating",
+        rating=number("rating"),
         users=users,
         items=items,
         whole_catalogue=bool(items),
@@ -74,23 +69,19 @@ def _features(found: dict[str, Path], name: str, columns: tuple[str, ...]) -> st
 
 def _csv(engine: Engine, found: dict[str, Path]) -> Log:
     ratings = found["ratings.csv"]
-    types = {"userId": "VARCHAR", "movieId": "VARCHAR", "rating": "DOUBLE", "timestamp": TIME_TYPE}
     names = csv_header([ratings])
-    require_columns(names, types, ratings)
+    require_columns(names, ("userId", "movieId", "rating", "timestamp"), ratings)
     items = ""
     if "movies.csv" in found:
         require_columns(csv_header([found["movies.csv"]]), ("movieId", "title"), found["movies.csv"])
         items = feature_rows(engine, [found["movies.csv"]], "movieId")
     return Log(
-        rows=csv_rows([ratings], names, types),
-        files=(str(ratings),),
-        first_line=2,
-        user=whole("userId"),
-        item=whole("movieId"),
-        id_columns=("userId", "movieId"),
-        time='"timestamp"',
+        rows=CsvRows([ratings], names),
+        user=integer("userId"),
+        item=integer("movieId"),
+        time=integer("timestamp"),
         time_units_per_second=1,
-        rating="rating",
+        rating=number("rating"),
         items=items,
         whole_catalogue=bool(items),
     )

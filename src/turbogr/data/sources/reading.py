@@ -12,41 +12,105 @@ from typing import Protocol
 from turbogr.data.engine import Engine
 from turbogr.errors import DataError, did_you_mean
 
-# A value below zero, a fraction in text or a word does not parse as this: the row is rejected with its line.
-TIME_TYPE = "UBIGINT"
+
+@dataclass(frozen=True)
+class Value:
+    """What every row must hold in one column."""
+
+    column: str
+    sql: str
+    """NULL where a row holds nothing usable there."""
+    wanted: str
+    """What an error says that it must be."""
+
+
+@dataclass(frozen=True)
+class CsvRows:
+    """CSV files, every field as text: DuckDB's typed columns would round or guess what must be refused (1.5, 1e3, 007)."""
+
+    paths: Sequence[Path]
+    columns: Sequence[str]
+    delimiter: str = ","
+    header: bool = True
+    quote: str = '"'
+    place: str = "line"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(map(str, self.paths))
+
+    @property
+    def first(self) -> int:
+        return 2 if self.header else 1
+
+    @property
+    def strict(self) -> str:
+        """Stops at the first line that is no row."""
+        return self.relation("ignore_errors = false")
+
+    @property
+    def careful(self) -> str:
+        """Lines that are no rows go to DuckDB's reject table, at about a kilobyte of memory each.
+
+        Without `parallel = false` DuckDB 2.0 ends a file, rejects and rows behind them too, where a thread's whole
+        part of it (8 MB) holds no row.
+        """
+        return self.relation("parallel = false, store_rejects = true, rejects_limit = 0")
+
+    def relation(self, faults: str) -> str:
+        columns = ", ".join(f"{text(n)}: 'VARCHAR'" for n in self.columns)
+        return (
+            f"read_csv({texts(self.files)}, columns = {{{columns}}}, auto_detect = false, header = {self.header}, "
+            f"delim = {text(self.delimiter)}, quote = {text(self.quote)}, escape = {text(self.quote)}, "
+            f"force_not_null = {texts(self.columns)}, filename = true, {faults})"
+        )
+
+
+@dataclass(frozen=True)
+class TypedRows:
+    """Parquet and Arrow files, or a frame: what their reader accepts are rows."""
+
+    strict: str
+    """A relation with a column `filename`."""
+    columns: Sequence[str]
+    files: tuple[str, ...]
+    first: int
+    delimiter: str = ","
+    place: str = "row"
+
+    @property
+    def careful(self) -> str:
+        return self.strict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """SQL that yields a raw log's rows in file order. Expressions are over the columns of `rows`."""
+    """How a raw log's rows are read, in file order. SQL is over the columns of `rows`."""
 
-    rows: str
-    """A relation with a column `filename`; reading several files keeps their order."""
-    files: tuple[str, ...]
-    """Its values of `filename`, in order."""
-    first_line: int
-    """Number of a file's first row as an error names it: 2 below a header line."""
-    place: str = "line"
-    """What that number counts: lines of a text, rows of a table."""
-    user: str
-    item: str
-    time: str
+    rows: CsvRows | TypedRows
+    """`first` is the number of a file's first row as an error names it, `place` what that number counts."""
+    user: Value
+    item: Value
+    time: Value
     time_units_per_second: int
-    actions: dict[str, str] = field(default_factory=dict)
-    """Name -> SQL condition; bit a of an event is the a-th."""
-    rating: str = ""
+    actions: dict[str, Value] = field(default_factory=dict)
+    """Name -> whether an event has it; bit a of an event is the a-th."""
+    rating: Value | None = None
     time_unit: str = ""
     """The unit that the user named, where times are numbers."""
-    id_columns: tuple[str, str] | None = None
-    """Text columns of `rows` that `user` and `item` are made of, where not every text is an id."""
     title: str = ""
-    """An item's title as it stands in the log (the first one counts)."""
+    """SQL of an item's title as it stands in the log (the first one counts)."""
     users: str = ""
     """A relation of user features with a column raw_id; at most one row per user."""
     items: str = ""
     """A relation of item features with a column raw_id; at most one row per item."""
     whole_catalogue: bool = False
     """Items of `items` without any event belong to the catalogue too."""
+
+    @property
+    def values(self) -> list[Value]:
+        rating = [self.rating] if self.rating else []
+        return [self.user, self.item, self.time, *self.actions.values(), *rating]
 
 
 class Source(Protocol):
@@ -79,29 +143,25 @@ def whole(column: str) -> str:
     return f"CASE WHEN CAST({number} AS VARCHAR) = {name(column)} THEN {number} END"
 
 
+def integer(column: str) -> Value:
+    """Of a text column, as the following are."""
+    return Value(column, whole(column), "a plain integer of 64 bits")
+
+
+def number(column: str) -> Value:
+    return Value(column, f"TRY_CAST({name(column)} AS DOUBLE)", "a number")
+
+
+def flag(column: str) -> Value:
+    return Value(column, f"CASE {name(column)} WHEN '1' THEN true WHEN '0' THEN false END", "0 or 1")
+
+
+def string(column: str) -> Value:
+    return Value(column, f"nullif({name(column)}, '')", "a text")
+
+
 def texts(values: Iterable[str]) -> str:
     return "[" + ", ".join(map(text, values)) + "]"
-
-
-def csv_rows(
-    files: Sequence[Path],
-    names: Sequence[str],
-    types: dict[str, str],
-    *,
-    delimiter: str = ",",
-    header: bool = True,
-    quote: str = '"',
-    faults: str = "store_rejects = true, rejects_limit = 0",
-) -> str:
-    """A relation over CSV files; a row whose typed fields are missing or do not parse goes to DuckDB's reject table."""
-    columns = ", ".join(f"{text(n)}: {text(types.get(n, 'VARCHAR'))}" for n in names)
-    # An empty field is then no NULL but one that does not parse. All columns are named, because DuckDB 2.0 counts the
-    # columns that are read, not those of the file, when it looks up which are forced.
-    strict = f"force_not_null = {texts(names)}, " if types else ""
-    return (
-        f"read_csv({texts(map(str, files))}, columns = {{{columns}}}, auto_detect = false, header = {header}, "
-        f"delim = {text(delimiter)}, quote = {text(quote)}, escape = {text(quote)}, {strict}filename = true, {faults})"
-    )
 
 
 def feature_rows(engine: Engine, files: Sequence[Path], key: str) -> str:

@@ -1,6 +1,5 @@
 """Any log in CSV, Parquet or Arrow IPC files, or in a frame in memory, with a column mapping."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,21 @@ import pyarrow.dataset as ds
 
 from turbogr.data.engine import Engine
 from turbogr.data.sources.reading import (
-    TIME_TYPE,
+    CsvRows,
     Log,
+    TypedRows,
+    Value,
     csv_header,
-    csv_rows,
     first_line,
+    integer,
     name,
+    number,
     require_columns,
     require_path,
     require_readable,
+    string,
     text,
     texts,
-    whole,
 )
 from turbogr.errors import DataError
 
@@ -55,26 +57,37 @@ class Mapping:
     """Column with a rating, for `min_rating`."""
 
     @property
+    def units(self) -> int:
+        return UNITS_PER_SECOND[self.time_unit]
+
+    @property
     def columns(self) -> list[str]:
         named = (self.user, self.item, self.time, *self.actions, self.title, self.rating)
         return list(dict.fromkeys(n for n in named if n))
 
-    def log(self, rows: str, types: dict[str, str], files: tuple[str, ...], first: int, place: str = "row") -> Log:
-        time, units = _time(types[self.time], self)
+    def log(self, rows: CsvRows | TypedRows, values: dict[str, Value], units: int, moment: bool) -> Log:
+        """`values` by column; `units` of the time in a second; `moment`: times are no numbers in `time_unit`."""
         return Log(
             rows=rows,
-            files=files,
-            first_line=first,
-            place=place,
-            user=_id(types[self.user], self.user),
-            item=_id(types[self.item], self.item),
-            time=time,
+            user=values[self.user],
+            item=values[self.item],
+            time=values[self.time],
             time_units_per_second=units,
-            time_unit="" if _is_moment(types[self.time]) else self.time_unit,
-            actions={a: f"CAST({name(a)} AS DOUBLE) <> 0" for a in self.actions},
-            rating=name(self.rating) if self.rating else "",
+            time_unit="" if moment else self.time_unit,
+            actions={action: values[action] for action in self.actions},
+            rating=values[self.rating] if self.rating else None,
             title=f"nullif(CAST({name(self.title)} AS VARCHAR), '')" if self.title else "",
         )
+
+    def typed_log(self, sql: str, types: dict[str, str], files: tuple[str, ...], first: int) -> Log:
+        """Of columns that have types already; one without an action or a rating has a NULL there."""
+        values = {a: Value(a, f"coalesce(CAST({name(a)} AS DOUBLE) <> 0, false)", "a number") for a in self.actions}
+        if self.rating:
+            least = f"coalesce(CAST({name(self.rating)} AS DOUBLE), '-infinity')"
+            values[self.rating] = Value(self.rating, least, "a number")
+        time, units = _time(types[self.time], self)
+        values |= {c: _id(types[c], c) for c in (self.user, self.item)} | {self.time: time}
+        return self.log(TypedRows(sql, self.columns, files, first), values, units, _is_moment(types[self.time]))
 
 
 @dataclass(frozen=True)
@@ -99,49 +112,66 @@ class Table:
         rows = _ipc_rows(engine, files) if kind == "ipc" else parquet
         types = engine.columns(rows)
         require_columns([c for c in types if c != "filename"], self.columns.columns, files[0])
-        return self.columns.log(rows, types, tuple(map(str, files)), first=1)
+        return self.columns.typed_log(rows, types, tuple(map(str, files)), first=1)
 
     def _csv(self, engine: Engine, files: list[Path]) -> Log:
+        columns = self.columns
         delimiter = max(DELIMITERS, key=first_line(files[0]).count)
         names = csv_header(files, delimiter)
-        require_columns(names, self.columns.columns, files[0])
-        types = _csv_types(engine, files[0], names, delimiter, self.columns)
-        ids = (self.columns.user, self.columns.item)
-        rows = csv_rows(files, names, types | dict.fromkeys(ids, "VARCHAR"), delimiter=delimiter)
-        log = self.columns.log(rows, types, tuple(map(str, files)), first=2, place="line")
-        user, item = (whole(c) if types[c] == "BIGINT" else name(c) for c in ids)
-        return dataclasses.replace(log, user=user, item=item, id_columns=ids)
+        require_columns(names, columns.columns, files[0])
+        sampled = _sample(engine, CsvRows(files[:1], names, delimiter), columns.columns)
+        values: dict[str, Value] = {}
+        for column in columns.actions:
+            seen = sampled[column]
+            truth = Value(column, f"TRY_CAST({name(column)} AS BOOLEAN)", "true or false")
+            nonzero = Value(column, f"TRY_CAST({name(column)} AS DOUBLE) <> 0", "a number")
+            values[column] = nonzero if seen.numbers == seen.filled else truth
+        if columns.rating:
+            values[columns.rating] = number(columns.rating)
+        for column in (columns.user, columns.item):
+            values[column] = _csv_id(column, sampled[column])
+        kind = sampled[columns.time].time_type
+        values[columns.time], units = _time(kind, columns) if kind else (integer(columns.time), columns.units)
+        return columns.log(CsvRows(files, names, delimiter), values, units, moment=kind == "TIMESTAMP")
 
 
-def _csv_types(engine: Engine, path: Path, names: list[str], delimiter: str, columns: Mapping) -> dict[str, str]:
-    """The type that the first rows' values of each mapped column have.
+@dataclass(frozen=True)
+class _Sample:
+    """Of a CSV column's first values: how many there are, and as how many of them can be read."""
 
-    Ids are integers where nearly all of them are: the few others are bad rows then.
-    """
-    rows = csv_rows([path], names, {}, delimiter=delimiter, faults="ignore_errors = true")
+    filled: int
+    integers: int
+    numbers: int
+    moments: int
+    points: int
+    """With a decimal point."""
+
+    @property
+    def time_type(self) -> str:
+        """Of the type that the texts are cast to; none for integers, which must be written plainly."""
+        if self.moments > self.numbers:
+            return "TIMESTAMP"
+        return "DOUBLE" if self.points and self.numbers > self.integers else ""
+
+
+def _sample(engine: Engine, rows: CsvRows, columns: Sequence[str]) -> dict[str, _Sample]:
     counts = ", ".join(
         f"count({c}), count(*) FILTER ({c} SIMILAR TO '(0|-?[1-9][0-9]*)' AND TRY_CAST({c} AS BIGINT) IS NOT NULL), "
         f"count(TRY_CAST({c} AS DOUBLE)), count(TRY_CAST({c} AS TIMESTAMP)), count(*) FILTER (contains({c}, '.'))"
-        for c in map(name, columns.columns)
+        for c in (f"nullif({name(column)}, '')" for column in columns)
     )
-    row = engine.all(f"SELECT {counts} FROM (FROM {rows} LIMIT {SAMPLE_ROWS})")[0]
-    types = {}
-    for place, column in enumerate(columns.columns):
-        filled, integers, numbers, moments, points = row[5 * place : 5 * place + 5]
-        if column == columns.time:
-            types[column] = (
-                "TIMESTAMP" if moments > numbers else "DOUBLE" if points and numbers > integers else TIME_TYPE
-            )
-        elif column in (columns.user, columns.item):
-            fraction = numbers == filled and points > 0
-            nearly_all = filled and integers >= NEARLY_ALL * filled
-            types[column] = "BIGINT" if nearly_all else "DOUBLE" if fraction else "VARCHAR"
-            _id(types[column], column)  # refuses fractions, before they are rounded
-        elif column == columns.rating:
-            types[column] = "DOUBLE"
-        elif column in columns.actions:
-            types[column] = "DOUBLE" if numbers == filled else "BOOLEAN"
-    return types
+    relation = rows.relation("ignore_errors = true")
+    row = engine.all(f"SELECT {counts} FROM (FROM {relation} LIMIT {SAMPLE_ROWS})")[0]
+    return {column: _Sample(*row[5 * place : 5 * place + 5]) for place, column in enumerate(columns)}
+
+
+def _csv_id(column: str, seen: _Sample) -> Value:
+    """Integers where nearly all are: the few others are bad rows then."""
+    if seen.filled and seen.integers >= NEARLY_ALL * seen.filled:
+        return integer(column)
+    if seen.numbers == seen.filled and seen.points > 0:
+        raise _fractions(column, "DOUBLE")
+    return string(column)
 
 
 @dataclass(frozen=True)
@@ -157,7 +187,7 @@ class Frame:
         require_columns(table.column_names, self.columns.columns, "the frame")
         engine.connection.register("frame", table.select(self.columns.columns))
         rows = "(SELECT *, 'the frame' AS filename FROM frame)"
-        return self.columns.log(rows, engine.columns(rows), ("the frame",), first=0)
+        return self.columns.typed_log(rows, engine.columns(rows), ("the frame",), first=0)
 
 
 def _arrow(frame: Any) -> pa.Table:
@@ -173,12 +203,12 @@ def _arrow(frame: Any) -> pa.Table:
 
 def _ipc_rows(engine: Engine, files: Sequence[Path]) -> str:
     parts = []
-    for number, path in enumerate(files):
+    for place, path in enumerate(files):
         try:
-            engine.connection.register(f"ipc_{number}", ds.dataset(path, format="ipc"))
+            engine.connection.register(f"ipc_{place}", ds.dataset(path, format="ipc"))
         except pa.ArrowException as error:
             raise DataError(f"{path} is not a whole Arrow IPC file ({error}).") from None
-        parts.append(f"SELECT *, {text(str(path))} AS filename FROM ipc_{number}")
+        parts.append(f"SELECT *, {text(str(path))} AS filename FROM ipc_{place}")
     return "(" + " UNION ALL BY NAME ".join(parts) + ")"
 
 
@@ -208,22 +238,28 @@ def _is_moment(kind: str) -> bool:
     return kind.startswith("TIMESTAMP") or kind == "DATE"
 
 
-def _id(kind: str, column: str) -> str:
+def _id(kind: str, column: str) -> Value:
     """int64 where the column is integer, else a string (also integers that do not fit int64)."""
     if kind in INTEGERS:
-        return f"CAST({name(column)} AS BIGINT)"
+        return Value(column, f"CAST({name(column)} AS BIGINT)", "an integer")
     if kind in FLOATS or kind.startswith("DECIMAL"):
-        raise DataError(
-            f"column {column!r} holds numbers with a fraction ({kind}): ids must be integers or strings, convert it."
-        )
-    return f"CAST({name(column)} AS VARCHAR)"
+        raise _fractions(column, kind)
+    return Value(column, f"nullif(CAST({name(column)} AS VARCHAR), '')", "a text")
 
 
-def _time(kind: str, mapping: Mapping) -> tuple[str, int]:
-    """(SQL that gives the time as an integer or NULL, its units per second)."""
-    column, unit = name(mapping.time), UNITS_PER_SECOND[mapping.time_unit]
+def _fractions(column: str, kind: str) -> DataError:
+    return DataError(
+        f"column {column!r} holds numbers with a fraction ({kind}): ids must be integers or strings, convert it."
+    )
+
+
+def _time(kind: str, mapping: Mapping) -> tuple[Value, int]:
+    """(the time as an integer, its units per second), of a column of that type or of texts that are cast to it."""
+    column = name(mapping.time)
     if _is_moment(kind):
-        return f"epoch_us({column if kind.endswith('ZONE') else f'CAST({column} AS TIMESTAMP)'})", 1_000_000
+        sql = f"epoch_us({column if kind.endswith('ZONE') else f'TRY_CAST({column} AS TIMESTAMP)'})"
+        return Value(mapping.time, sql, "a timestamp after 1969"), 1_000_000
     if kind in FLOATS or kind.startswith("DECIMAL"):
-        return f"TRY_CAST(round(CAST({column} AS DOUBLE) * {1_000_000 // unit}) AS BIGINT)", 1_000_000
-    return f"TRY_CAST({column} AS BIGINT)", unit
+        sql = f"TRY_CAST(round(TRY_CAST({column} AS DOUBLE) * {1_000_000 // mapping.units}) AS BIGINT)"
+        return Value(mapping.time, sql, "a number"), 1_000_000
+    return Value(mapping.time, f"TRY_CAST({column} AS BIGINT)", "an integer of 64 bits"), mapping.units
