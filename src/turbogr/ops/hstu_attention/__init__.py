@@ -18,14 +18,16 @@ import functools
 import torch
 from torch import Tensor
 
-from turbogr.ops.hstu_attention import reference, tiles
+from turbogr.ops import native
+from turbogr.ops.hstu_attention import cpu, reference, tiles
 from turbogr.ops.hstu_attention.autograd import Kernels, attend
 from turbogr.ops.hstu_attention.reference import Bias, Mask, attend_reference
 from turbogr.ops.registry import Backend, register
 
-KERNELS: dict[str, Kernels] = {"tiles": tiles, "reference": reference}
+KERNELS: dict[str, Kernels] = {"cpu": cpu, "tiles": tiles, "reference": reference}
 OPERATOR = register(
     "hstu_attention",
+    Backend("cpu", functools.partial(attend, cpu), native.rejects("hstu_attention")),
     Backend("tiles", functools.partial(attend, tiles)),
     Backend("reference", attend_reference),
 )
@@ -67,7 +69,7 @@ def hstu_attention(
         num_context: tokens before the history, the same for every row that is not empty.
         window: a history token sees this many latest ones, itself among them.
         context_sees_history: lets context see the history. It leaks the future from the second layer on.
-        backend: tiles | reference; None picks.
+        backend: cpu | tiles | reference; None picks.
 
     Example:
         >>> q = torch.randn(5, 2, 8); offsets = torch.tensor([0, 3, 5])

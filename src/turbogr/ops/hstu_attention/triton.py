@@ -23,6 +23,7 @@ from turbogr.ops.hstu_attention.triton_plan import (
     half_tables,
     relative_times,
     tiles_at_distance,
+    with_far_tiles,
     work_list,
 )
 from turbogr.ops.triton_support import Configuration, target
@@ -62,7 +63,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int, bias
         return tiles.forward(q, k, v, offsets, max_len, bias, mask)
     call = _Call(q, k, v, offsets, max_len, bias, mask)
     tile = call.tile("fwd")
-    blocks = work_list(offsets, len(q), tile.queries, last_first=True)
+    blocks = call.blocks(tile, of_queries=True)
     call.launch("fwd", tile, len(blocks) * q.shape[1], [q, k, v], [y], blocks)
     return y
 
@@ -88,10 +89,10 @@ def backward(
     heads = q.shape[1]
     call = _Call(q, k, v, offsets, max_len, bias, mask)
     tile = call.tile("dkv")
-    blocks = work_list(offsets, len(q), tile.keys, last_first=False)
+    blocks = call.blocks(tile, of_queries=False)
     call.launch("dkv", tile, len(blocks) * heads, [q, k, v, dy], [dk, dv], blocks)
     tile = call.tile("dq")
-    blocks = work_list(offsets, len(q), tile.queries, last_first=True)
+    blocks = call.blocks(tile, of_queries=True)
     call.launch("dq", tile, len(blocks) * heads, [q, k, v, dy], [dq], blocks)
     return _table_gradients(call, dy)
 
@@ -101,7 +102,7 @@ def _table_gradients(call: "_Call", dy: Tensor) -> tuple[Tensor | None, Tensor |
     if bias.position is None and bias.time is None:
         return None, None
     tile = call.tile("bias")
-    blocks = work_list(call.offsets, len(dy), tile.queries, last_first=True)
+    blocks = work_list(call.offsets, len(dy), tile.queries, of_queries=True)
     counts = tiles_at_distance(blocks, call.max_len, tile.queries, tile.keys)
     most = 8 if target() == "interpreter" else BIAS_PROGRAMS
     splits = max(1, min(len(blocks), most // len(counts)))
@@ -150,7 +151,7 @@ class _Call:
         self.bias_pointers = [tables.position, tables.values, *[tables.values] * 8]
         if edges is not None:
             assert bias.times is not None and bias.next_times is not None
-            made = relative_times(bias.times, bias.next_times, offsets)
+            self.times = made = relative_times(bias.times, bias.next_times, offsets)
             self.bias_pointers = [
                 tables.position, tables.values, edges.edges, edges.edges64, tables.cell_values, edges.cell_edges,
                 made.times, made.next_times, bias.times, bias.next_times, made.flags,
@@ -164,6 +165,16 @@ class _Call:
 
     def tile(self, kernel: str) -> Tile:
         return tile_of(kernel, target(), self.q.dtype, max(self.padded))
+
+    def blocks(self, tile: Tile, *, of_queries: bool) -> Tensor:
+        block = tile.queries if of_queries else tile.keys
+        blocks = work_list(self.offsets, len(self.q), block, of_queries=of_queries)
+        if self.bias.time is None:
+            return blocks
+        return with_far_tiles(
+            blocks, self.offsets, self.times, self.max_len, self.per_log2, self.buckets,
+            tile.queries, tile.keys, of_queries=of_queries,
+        )  # fmt: skip
 
     def constants(self, tile: Tile) -> dict[str, Any]:
         return {

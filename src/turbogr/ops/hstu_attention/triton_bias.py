@@ -10,8 +10,16 @@ time: the cells beyond a bucket edge are summed for every edge that crosses the 
 import triton
 import triton.language as tl
 
-from turbogr.ops.hstu_attention.triton_kernels import ORDERED, WIDE, _bias_tile, _key_times, _slopes
-from turbogr.ops.hstu_attention.triton_tiles import block_of, load_rows, tanh, visible
+from turbogr.ops.hstu_attention.triton_kernels import ORDERED, WIDE, _slopes
+from turbogr.ops.hstu_attention.triton_tiles import (
+    PAD,
+    bucket_range,
+    load_rows,
+    near_time_bias,
+    tanh,
+    visible,
+    wide_time_bias,
+)
 
 
 @triton.jit
@@ -33,33 +41,36 @@ def hstu_bwd_bias_kernel(
     diagonals = tl.zeros([BLOCK_I, BLOCK_J], tl.float32)
     sums = tl.zeros([BUCKETS], tl.float32)
     for number in range(pid % splits, count, splits):
-        row, block = block_of(blocks, number)
+        row, i0 = tl.load(blocks + 3 * number), tl.load(blocks + 3 * number + 1) * BLOCK_I
         start = tl.load(offsets + row)
         length = (tl.load(offsets + row + 1) - start).to(tl.int32)
         history_end = length
         if GENERAL:
             history_end = length - tl.load(num_targets + row).to(tl.int32)
-        i0 = block * BLOCK_I
         j0 = i0 + BLOCK_I - BLOCK_J - distance * BLOCK_J
         i, j = (i0 + ii)[:, None], (j0 + jj)[None, :]
         flags, low, high = 0, 0, 0
         next_i, next_i64, t_j, t_j64 = i, i, j, j
+        bias = tl.zeros([BLOCK_I, BLOCK_J], tl.float32)
         if TIME:
             flags = tl.load(row_flags + row)
-            next_first = tl.load(next_times + start + i0)
-            next_last = tl.load(next_times + start + tl.minimum(i0 + BLOCK_I, length) - 1)
-            next_i = tl.load(next_times + start + i0 + ii, mask=i0 + ii < length, other=0)[:, None]
-            next_i64 = tl.load(next_times64 + start + i0 + ii, mask=i0 + ii < length, other=0)[:, None]
-            t_j, t_j64, low, high = _key_times(
-                times, times64, start, j0, jj, length, next_first, next_last, per_log2, buckets, BLOCK_J, True
-            )
-            t_j, t_j64 = t_j[None, :], t_j64[None, :]
-        bias = _bias_tile(
-            tl.zeros([BLOCK_I, BLOCK_J], tl.float32), i, j, lag, i0, j0,
-            next_i, t_j, next_i64, t_j64, low, high, flags,
-            position, values, edges, edges64, cell_values, cell_edges, context, history_end, buckets,
-            POSITION, TIME, GENERAL, SHIFT,
-        )  # fmt: skip
+            inside_i, inside_j = i0 + ii < length, (j0 + jj < length) & (j0 + jj >= 0)
+            next_i = tl.load(next_times + start + i0 + ii, mask=inside_i, other=0)[:, None]
+            next_i64 = tl.load(next_times64 + start + i0 + ii, mask=inside_i, other=0)[:, None]
+            t_j = tl.load(times + start + j0 + jj, mask=inside_j, other=0)[None, :]
+            t_j64 = tl.load(times64 + start + j0 + jj, mask=inside_j, other=0)[None, :]
+            latest = tl.load(times + start + tl.minimum(j0 + BLOCK_J, length) - 1)
+            least = tl.load(next_times + start + i0) - latest
+            most = tl.load(next_times + start + tl.minimum(i0 + BLOCK_I, length) - 1)
+            most -= tl.load(times + start + tl.maximum(j0, 0))
+            low, high = bucket_range(least, most, per_log2, buckets)
+            if flags >= WIDE:
+                bias += wide_time_bias(next_i64, t_j64, values, edges64, buckets)
+            else:
+                bias += near_time_bias(next_i, t_j, cell_values, cell_edges, SHIFT)
+        if POSITION:
+            steps = tl.maximum(tl.minimum(i, history_end) - tl.maximum(j, context), 0)
+            bias += tl.load(position + PAD + steps)
         cells = tl.zeros([BLOCK_I, BLOCK_J], tl.float32)
         for head in range(0, heads):
             q_tile = load_rows(q + start * q_token + head * q_head, i0, q_token, ii, length, DQK, BLOCK_DQK, True)

@@ -15,19 +15,19 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from turbogr.ops.hstu_attention.reference import Bias, bucket_edges
-from turbogr.ops.hstu_attention.triton_tiles import FEW, PAD
+from turbogr.ops.hstu_attention.triton_tiles import FEW, PAD, bucket_range
 
 INT32_MAX = 2**31 - 1
 _kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """offsets (or next_times) -> {what else a plan depends on: the plan}; an entry goes when the batch goes."""
 
 
-def work_list(offsets: Tensor, tokens: int, block: int, *, last_first: bool) -> Tensor:
-    """int32 [n, 2] (row, block of the row); behind the last one, row is B. Most work first: with `last_first` a
-    block's work grows with its place in the row, else with what of the row lies behind it.
+def work_list(offsets: Tensor, tokens: int, block: int, *, of_queries: bool) -> Tensor:
+    """int32 [n, 3] (row, block of the row, far tiles: none); behind the last block, row is B. Most work first: a block
+    of queries has the more the later it stands in its row, a block of keys the earlier.
     """
     kept = _kept.setdefault(offsets, {})  # type: ignore[no-untyped-call]
-    key = ("blocks", block, last_first, offsets._version)
+    key = ("blocks", block, of_queries, offsets._version)
     if key not in kept:
         rows = len(offsets) - 1
         blocks = (offsets.diff() + (block - 1)) // block
@@ -37,16 +37,72 @@ def work_list(offsets: Tensor, tokens: int, block: int, *, last_first: bool) -> 
         inside = row < rows
         own = row.clamp(max=rows - 1)
         place = number - ends[own] + blocks[own]
-        work = torch.where(inside, place if last_first else blocks[own] - 1 - place, -1)
+        work = torch.where(inside, place if of_queries else blocks[own] - 1 - place, -1)
         order = torch.sort(work, descending=True, stable=True).indices
         place = torch.where(inside, place, -1)
-        kept[key] = torch.stack((row[order], place[order]), dim=1).to(torch.int32)
+        far = torch.full_like(row, INT32_MAX if of_queries else 0)
+        kept[key] = torch.stack((row[order], place[order], far), dim=1).to(torch.int32)
     found: Tensor = kept[key]
     return found
 
 
+def with_far_tiles(
+    blocks: Tensor, offsets: Tensor, times: "Times", max_len: int, per_log2: float, buckets: int,
+    block_i: int, block_j: int, *, of_queries: bool,
+) -> Tensor:  # fmt: skip
+    """A work list whose third column says where tiles are far by their times, see `far_tiles_kernel`."""
+    kept = _kept.setdefault(times.next_times, {})  # type: ignore[no-untyped-call]
+    key = ("far", block_i, block_j, of_queries, per_log2, buckets)
+    if key not in kept:
+        out = torch.empty_like(blocks)
+        other = block_j if of_queries else block_i
+        far_tiles_kernel[(len(blocks),)](
+            blocks, out, offsets, times.times, times.next_times, times.flags, len(offsets) - 1, per_log2, buckets,
+            block_i, block_j, OF_QUERIES=of_queries, TILES=triton.next_power_of_2(-(-max_len // other)),
+        )  # fmt: skip
+        kept[key] = out
+    found: Tensor = kept[key]
+    return found
+
+
+@triton.jit
+def far_tiles_kernel(
+    blocks, out, offsets, times, next_times, flags, rows, per_log2, buckets, block_i, block_j,
+    OF_QUERIES: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """For a block of queries, how many tiles of keys from the row's first on are far; for a block of keys, the tile of
+    queries from which on they all are. In a row that is out of order, or wide, none is."""
+    entry = tl.program_id(0) * 3
+    row, block = tl.load(blocks + entry), tl.load(blocks + entry + 1)
+    tl.store(out + entry, row)
+    tl.store(out + entry + 1, block)
+    if row >= rows:
+        return
+    start = tl.load(offsets + row)
+    length = (tl.load(offsets + row + 1) - start).to(tl.int32)
+    times += start
+    next_times += start
+    tile = tl.arange(0, TILES)
+    if OF_QUERIES:
+        i0, j0 = block * block_i + tile * 0, tile * block_j
+        candidate = tile < i0 // block_j
+    else:
+        i0, j0 = tile * block_i, block * block_j + tile * 0
+        candidate = (tile < length // block_i) & (i0 >= j0 + block_j - 1)
+    least = tl.load(next_times + i0, mask=candidate, other=0) - tl.load(times + j0 + block_j - 1, mask=candidate, other=0)
+    most = tl.load(next_times + tl.minimum(i0 + block_i, length) - 1, mask=candidate, other=0)
+    most -= tl.load(times + j0, mask=candidate, other=0)
+    low, high = bucket_range(least, most, per_log2, buckets)
+    near = candidate & ((high - low > FEW) | (tl.load(flags + row) != 1))
+    if OF_QUERIES:
+        far = tl.min(tl.where(near, tile, TILES))
+    else:
+        far = tl.max(tl.where(near, tile + 1, 0))
+    tl.store(out + entry + 2, far)
+
+
 def tiles_at_distance(blocks: Tensor, max_len: int, block_i: int, block_j: int) -> Tensor:
-    """int32 [distances]: how many blocks of a `last_first` list have a tile of keys that many BLOCK_J away."""
+    """int32 [distances]: how many blocks of queries have a tile of keys that many BLOCK_J away."""
     distances = -(-(max_len + block_i) // block_j) + 1
     reach = torch.arange(distances, device=blocks.device) * block_j
     return ((blocks[:, 1] + 1) * block_i > reach.unsqueeze(1)).sum(1, dtype=torch.int32)

@@ -12,7 +12,7 @@ import triton.language as tl
 PAD = tl.constexpr(256)
 """Zeros on either side of the halved position table: a tile may reach beyond it where its mask hides the cells."""
 FEW = tl.constexpr(4)
-"""A tile of ordered times that meets at most so many bucket edges compares with each of them."""
+"""A tile of ordered times is far from the diagonal when at most so many bucket edges cross it."""
 
 
 @triton.jit
@@ -76,37 +76,32 @@ def bucket_range(least, most, per_log2, buckets):
 
 
 @triton.jit
-def time_bias(next_i, t_j, low, high, few, values, edges, cell_values, cell_edges, SHIFT: tl.constexpr):
-    """Halved time bias of a tile by 32-bit times; `few` says that its buckets are low .. high, few of them.
-
-    Where few bucket edges cross the tile, each is one comparison. Elsewhere the leading bits of |dt| as a float name a
-    cell that at most one edge divides: one comparison, in whole numbers, says on which side |dt| lies.
-    """
-    if few:
-        bias = tl.where(t_j <= next_i - tl.load(edges + low + 1), tl.load(values + low + 1), tl.load(values + low))
-        bias = tl.where(t_j <= next_i - tl.load(edges + low + 2), tl.load(values + low + 2), bias)
-        if high > low + 2:
-            bias = tl.where(t_j <= next_i - tl.load(edges + low + 3), tl.load(values + low + 3), bias)
-            bias = tl.where(t_j <= next_i - tl.load(edges + low + 4), tl.load(values + low + 4), bias)
-    else:
-        apart = tl.maximum(tl.abs(next_i - t_j), 1)
-        cell = (apart.to(tl.float32).to(tl.int32, bitcast=True) >> (23 - SHIFT)) - (127 << SHIFT)
-        beyond = apart >= tl.load(cell_edges + cell)
-        bias = tl.load(cell_values + 2 * cell + beyond.to(tl.int32))
+def far_time_bias(next_i, t_j, low, high, values, edges):
+    """Halved time bias of a tile whose differences lie in the buckets low .. high, at most FEW apart: one comparison
+    for every edge between them."""
+    bias = tl.where(t_j <= next_i - tl.load(edges + low + 1), tl.load(values + low + 1), tl.load(values + low))
+    bias = tl.where(t_j <= next_i - tl.load(edges + low + 2), tl.load(values + low + 2), bias)
+    if high > low + 2:
+        bias = tl.where(t_j <= next_i - tl.load(edges + low + 3), tl.load(values + low + 3), bias)
+        bias = tl.where(t_j <= next_i - tl.load(edges + low + 4), tl.load(values + low + 4), bias)
     return bias
+
+
+@triton.jit
+def near_time_bias(next_i, t_j, cell_values, cell_edges, SHIFT: tl.constexpr):
+    """The same for 32-bit times in any order: the leading bits of |dt| as a float name a cell that at most one edge
+    divides, and one comparison of whole numbers says on which side |dt| lies."""
+    apart = tl.maximum(tl.abs(next_i - t_j), 1)
+    cell = (apart.to(tl.float32).to(tl.int32, bitcast=True) >> (23 - SHIFT)) - (127 << SHIFT)
+    beyond = apart >= tl.load(cell_edges + cell)
+    return tl.load(cell_values + 2 * cell + beyond.to(tl.int32))
 
 
 @triton.jit
 def wide_time_bias(next_i, t_j, values, edges64, buckets):
-    """The same by 64-bit times, one comparison for every edge: for rows that span 68 years or more, in any order."""
-    bias = tl.where(next_i > t_j, tl.load(values), tl.load(values))
+    """The same for 64-bit times, in any order: one comparison for every edge there is."""
+    bias = (next_i - t_j).to(tl.float32) * 0.0 + tl.load(values)
     for bucket in range(1, buckets + 1):
         edge = tl.load(edges64 + bucket)
         bias = tl.where((next_i - t_j >= edge) | (t_j - next_i >= edge), tl.load(values + bucket), bias)
     return bias
-
-
-@triton.jit
-def block_of(blocks, number):
-    """(row, first token of the block within the row, in blocks) of a work list; row -1 behind its end."""
-    return tl.load(blocks + 2 * number), tl.load(blocks + 2 * number + 1)
