@@ -119,7 +119,7 @@ def test_the_first_bad_id_is_named_with_its_place() -> None:
     ids[[1500, 4000]] = ints(77, -3)
     message = "id 77 at place 1500 is out of range for a table of 10 rows"
     with pytest.raises(IndexError, match=message):
-        embedding_lookup([torch.randn(10, 3)], ids, ints(0, 5000))
+        embedding_lookup([torch.randn(5, 3), torch.randn(10, 3)], ids, ints(0, 30, 5000))
     with pytest.raises(IndexError, match=message):
         distinct(ids, 10)
 
@@ -154,6 +154,19 @@ def test_distinct_ids_are_those_of_torch_unique(backend: str, data: st.DataObjec
     wanted, wanted_inverse = torch.unique(ids, return_inverse=True)
     assert torch.equal(unique, wanted) and torch.equal(inverse, wanted_inverse)
     assert unique.dtype == inverse.dtype == torch.int64
+
+
+@needs_compiled
+def test_distinct_ids_of_several_blocks_are_those_of_torch_unique(
+    threads: Callable[[int], None], generator: torch.Generator
+) -> None:
+    """Catches: a place that counts the rows of its own block only."""
+    ids = torch.randint(0, 300_000, (40_000,), generator=generator)
+    wanted = torch.unique(ids, return_inverse=True)
+    for count in (1, 3):
+        threads(count)
+        for got, one in zip(distinct(ids, 300_000, backend="cpu"), wanted, strict=True):
+            assert torch.equal(got, one)
 
 
 def test_marking_and_sorting_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
