@@ -11,16 +11,26 @@ either side they are 0. Rows [context | history | targets], who sees whom, p and
 T tokens, B rows, H heads, C channels; q, k [T, H, dqk], v [T, H, dv], y [T, C, H, dv]
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
+from turbogr.ops import native
+from turbogr.ops.fuxi_attention import cpu
+from turbogr.ops.fuxi_attention.autograd import attend
 from turbogr.ops.fuxi_attention.reference import Maps, attend_reference
 from turbogr.ops.fuxi_attention.tiles import attend_tiles
 from turbogr.ops.hstu_attention import check_rows
 from turbogr.ops.hstu_attention.reference import Mask
 from turbogr.ops.registry import Backend, register
 
-OPERATOR = register("fuxi_attention", Backend("tiles", attend_tiles), Backend("reference", attend_reference))
+OPERATOR = register(
+    "fuxi_attention",
+    Backend("cpu", functools.partial(attend, cpu), native.rejects("fuxi_attention")),
+    Backend("tiles", attend_tiles),
+    Backend("reference", attend_reference),
+)
 
 
 def fuxi_attention(
@@ -56,7 +66,7 @@ def fuxi_attention(
         num_context: tokens before the history, the same for every row that is not empty.
         window: a history token sees this many latest ones, itself among them.
         context_sees_history: lets context see the history. It leaks the future from the second layer on.
-        backend: tiles | reference; None picks.
+        backend: cpu | tiles | reference; None picks.
 
     Example:
         >>> q = torch.randn(5, 2, 8); offsets = torch.tensor([0, 3, 5])
