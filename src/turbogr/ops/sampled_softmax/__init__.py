@@ -9,18 +9,30 @@ T tokens, R negatives, U rows, D width
 
 from torch import Tensor
 
+from turbogr.ops import native
 from turbogr.ops.registry import Backend, register
+from turbogr.ops.sampled_softmax.cpu import loss_cpu
+from turbogr.ops.sampled_softmax.draws import UniformDraws, by_ids
 from turbogr.ops.sampled_softmax.reference import loss_reference
 from turbogr.ops.sampled_softmax.sparse import loss_sparse
+from turbogr.ops.triton_support import late, rejects_triton
 
-OPERATOR = register("sampled_softmax", Backend("sparse", loss_sparse), Backend("reference", loss_reference))
+__all__ = ["OPERATOR", "UniformDraws", "sampled_softmax"]
+
+OPERATOR = register(
+    "sampled_softmax",
+    Backend("triton", late("turbogr.ops.sampled_softmax.triton", "loss_triton"), rejects_triton),
+    Backend("cpu", loss_cpu, native.rejects("sampled_softmax")),
+    Backend("sparse", by_ids(loss_sparse)),
+    Backend("reference", by_ids(loss_reference)),
+)
 
 
 def sampled_softmax(
     query: Tensor,
     rows: Tensor,
     positive: Tensor,
-    negatives: Tensor,
+    negatives: Tensor | UniformDraws,
     *,
     temperature: float,
     log_q: Tensor | None = None,
@@ -31,21 +43,26 @@ def sampled_softmax(
 
     Args:
         query: [T, D]. rows: [U, D], distinct items.
-        positive: int64 [T], negatives: int64 [T, R]; indices into `rows`.
+        positive: int64 [T], negatives: int64 [T, R]; indices into `rows`. Or `UniformDraws`: the negatives are drawn
+            inside, `rows` is a whole table that is read in place, and its gradient is a coalesced sparse tensor, as
+            that of `embedding_lookup`.
         temperature: divides the cosine.
         log_q: [U] log of every row's sampling probability, or None for no correction.
         eps: smallest norm that is divided by.
-        backend: sparse | reference; None picks.
+        backend: triton | cpu | sparse | reference; None picks.
 
     Example:
         >>> loss, each = sampled_softmax(torch.randn(3, 8), torch.randn(9, 8), torch.tensor([0, 1, 2]),
         ...                              torch.randint(0, 9, (3, 4)), temperature=0.05)
     """
-    if len(query) != len(positive) or len(query) != len(negatives) or query.shape[1] != rows.shape[1]:
+    shape = list(negatives.shape) if isinstance(negatives, Tensor) else [len(negatives.users), negatives.count]
+    if not len(query) == len(positive) == shape[0] or query.shape[1] != rows.shape[1]:
         raise ValueError(
             f"query {list(query.shape)}, rows {list(rows.shape)}, positive {list(positive.shape)} and negatives "
-            f"{list(negatives.shape)} must be [T, D], [U, D], [T] and [T, R]."
+            f"{shape} must be [T, D], [U, D], [T] and [T, R]."
         )
+    if isinstance(negatives, UniformDraws) and negatives.bound != len(rows):
+        raise ValueError(f"negatives are drawn from {negatives.bound} items, the table has {len(rows)} rows.")
     chosen, _ = OPERATOR.pick(query.device, backend)
     total, losses = chosen.run(query, rows, positive, negatives, temperature, log_q, eps)
     return total, losses
