@@ -3,6 +3,8 @@
 # make test-triton    the GPU kernels in Triton's interpreter, in an environment of their own (.venv-triton)
 # make kernel-report  the GPU kernels compiled for four kinds of GPU; writes docs/kernels.md
 # make bench    every benchmark, quick
+# make wheel    dist/: the source distribution and a wheel with the compiled operators, made from it
+# make check-wheel    install that wheel where no compiler is and run the operator tests there
 # make setup    install only; PYTHON=python3.12 picks another interpreter, and
 #               TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu" another build of torch (that one has no CUDA)
 # make clean    remove the environment and the caches; logs, stores and runs stay
@@ -14,7 +16,7 @@ TRITON := PYTHONPATH=src OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 .venv-triton/b
 CODE := src tests benchmarks examples tools
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-triton kernel-report lint bench setup pins clean
+.PHONY: demo test test-triton kernel-report lint bench wheel check-wheel setup pins clean
 .DEFAULT_GOAL := demo
 
 demo: .venv/.native
@@ -41,6 +43,14 @@ lint: .venv/.installed-dev .venv/.native
 bench: .venv/.installed-dev .venv/.native
 	set -e; for name in $(basename $(notdir $(wildcard benchmarks/[a-z]*.py))); do \
 	  echo "== $$name"; $(BIN)/python -m benchmarks.$$name --quick; done
+
+# From the source distribution, so that neither leftovers nor this environment's libraries get into the wheel.
+wheel: .venv/.installed-dev
+	rm -rf dist
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m build --outdir dist
+
+check-wheel: wheel
+	$(BIN)/python tools/check_wheel.py dist
 
 setup: .venv/.installed-dev .venv/.native
 
@@ -73,5 +83,5 @@ pins: .venv/.installed-dev
 	mv constraints.new constraints.txt
 
 clean:
-	rm -rf .venv .venv-triton .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-triton .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -105,10 +105,21 @@ def build(only: list[str] | None = None) -> dict[str, Any]:
         facts["sources"] |= digests
     except CannotBuild as reason:
         facts["reason"] = str(reason)
+        if serves(read_facts()):
+            return facts  # a wheel's libraries, or those of an earlier build, stay
     partial = FACTS.with_suffix(f".partial-{os.getpid()}")
     partial.write_text(json.dumps(facts, indent=1))
     os.replace(partial, FACTS)
     return facts
+
+
+def serves(facts: dict[str, Any]) -> bool:
+    """Whether the libraries that built.json speaks of are there, for this machine and from the sources that are here."""
+    names = INSTRUCTION_SETS.get(machine(), {})
+    files = [LIBRARIES / f"{path.stem}-{name}.so" for path in sources() for name in names]
+    digests = {path.stem: digest(path) for path in sources()}
+    same = facts.get("machine") == machine() and facts.get("sources") == digests and "reason" not in facts
+    return bool(files) and same and all(file.exists() for file in files)
 
 
 def read_facts() -> dict[str, Any]:
