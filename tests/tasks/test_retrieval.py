@@ -49,8 +49,9 @@ def hand_made(folder: Path, logq: bool) -> float:
     angles = torch.tensor([0.0, torch.pi / 3, torch.pi / 2, torch.pi])
     table.weight = torch.stack((angles.cos(), angles.sin()), dim=1) * torch.tensor([[1.0], [2.0], [0.5], [7.0]])
     noise = Noise(0, 0, torch.zeros(2, dtype=torch.int64), torch.arange(2))
-    rows = table.lookup(task.ids(batch, torch.tensor([[2, 1], [3, 0]])))
-    total, losses = task.loss(batch, noise, rows)
+    negatives = torch.tensor([[2, 1], [3, 0]])
+    rows = table.lookup(task.ids(batch, negatives))
+    total, losses = task.loss(batch, noise, negatives, rows)
     assert losses.shape == (2,)
     return float(total.detach())
 

@@ -52,6 +52,37 @@ def test_two_micro_batches_train_as_their_union_does(tmp_path: Path, model: str,
             assert_close(value, wanted[name], tolerance, name)
 
 
+@pytest.mark.parametrize("micro_batches", [[USERS], MICRO_BATCHES])
+def test_negatives_drawn_in_the_loss_train_as_looked_up_ones_do(tmp_path: Path, micro_batches: Any) -> None:
+    """Catches: another draw, a table that is read after its update, a row's gradient from history or loss lost."""
+    config = small_config(negatives=NegativesConfig(count=7, logq=True))
+    for double, tolerance in ((False, 1e-5), (True, 1e-12)):
+        inside, before = (run_of(tmp_path, config, f"{double}-{way}") for way in range(2))
+        before.task.in_place = False
+        for run in (inside, before) if double else ():
+            run.double()
+        for run in (inside, before):
+            run.step(USERS)
+        one, dense, rows = inside.gradients(*micro_batches)
+        other, wanted_dense, wanted_rows = before.gradients(*micro_batches)
+        assert one.loss == pytest.approx(other.loss, rel=tolerance)
+        assert_close(rows, wanted_rows, tolerance, "rows")
+        for name, value in wanted_dense.items():
+            assert_close(dense[name], value, 10 * tolerance, name)
+        for part, same in zip(one.row_gradients, other.row_gradients, strict=True):
+            assert torch.equal(part.ids, same.ids)
+
+
+def test_drawn_negatives_are_not_looked_up(tmp_path: Path) -> None:
+    """Catches: rows of every negative copied although the table lies beside the loss."""
+    for sampler, candidates in (("uniform", 0), ("popularity", 1 + 7)):
+        run = run_of(tmp_path, small_config(negatives=NegativesConfig(count=7, sampler=sampler)), sampler)
+        (context,) = run.contexts(USERS)
+        for stage in run.train.stages[:6]:
+            stage.run(context)
+        assert context.ids is not None and len(context.ids) == context.sums.tokens * (1 + candidates)
+
+
 def test_a_users_part_of_the_gradient_does_not_depend_on_the_others(tmp_path: Path) -> None:
     """Catches: a gradient that is no sum over users, so that ranks and balance would matter."""
     run = run_of(tmp_path, small_config()).double()
@@ -143,8 +174,7 @@ def poison(run: SmallRun, user: int) -> None:
             context.step = step
             for stage in run.train.stages[:3]:
                 stage.run(context)
-            assert context.negatives is not None
-            others |= set(context.negatives.flatten().tolist())
+            others |= set(run.task.sampler.negative_ids(context.noise, 1).flatten().tolist())
     only = [item for item in histories[user][:-1] if item not in others]
     run.table.weight[only[0]] = torch.inf
 

@@ -12,12 +12,17 @@ from torch import Tensor
 from turbogr.config import NegativesConfig
 from turbogr.errors import ConfigError
 from turbogr.ops.dropout import Noise
-from turbogr.ops.philox import Purpose, random_below, random_words
+from turbogr.ops.philox import Purpose, random_words
+from turbogr.ops.sampled_softmax import UniformDraws
 
 
 class Sampler(Protocol):
     def negative_ids(self, noise: Noise, count: int) -> Tensor:
         """int64 [T, count] for the tokens of `noise`, drawn with replacement."""
+        ...
+
+    def draws(self, noise: Noise, count: int) -> UniformDraws | None:
+        """The same negatives for a loss that draws them itself; None where it cannot."""
         ...
 
     def log_q(self, ids: Tensor) -> Tensor:
@@ -32,7 +37,10 @@ class UniformSampler:
         self.num_items = num_items
 
     def negative_ids(self, noise: Noise, count: int) -> Tensor:
-        return random_below(noise.key(Purpose.NEGATIVES, 0), noise.users, noise.positions, count, self.num_items)
+        return self.draws(noise, count).ids()
+
+    def draws(self, noise: Noise, count: int) -> UniformDraws:
+        return UniformDraws(noise.key(Purpose.NEGATIVES, 0), noise.users, noise.positions, count, self.num_items)
 
     def log_q(self, ids: Tensor) -> Tensor:
         return torch.full(ids.shape, -float(np.log(self.num_items)), device=ids.device)
@@ -51,6 +59,9 @@ class PopularitySampler:
     def negative_ids(self, noise: Noise, count: int) -> Tensor:
         words = random_words(noise.key(Purpose.NEGATIVES, 0), noise.users, noise.positions, count)
         return torch.searchsorted(self.edges, words.contiguous(), right=True)
+
+    def draws(self, noise: Noise, count: int) -> None:
+        return None
 
     def log_q(self, ids: Tensor) -> Tensor:
         below = torch.where(ids > 0, self.edges[(ids - 1).clamp(min=0)], 0)

@@ -52,10 +52,18 @@ class Rows:
     unique_ids: Tensor  # int64 [U] ascending
     inverse: Tensor  # int64 [n] place of every looked-up id in unique_ids
     weight: Tensor  # [U, D] leaf
+    whole: Tensor | None = None
+    """[N, D] leaf: the table itself, for what reads rows in place, where it can be; its gradient is sparse."""
 
     def gradients(self) -> RowGradients:
+        """Of the looked-up rows and of those that were read in place."""
         grad = self.weight.grad
-        return RowGradients(self.unique_ids, torch.zeros_like(self.weight) if grad is None else grad)
+        own = RowGradients(self.unique_ids, torch.zeros_like(self.weight) if grad is None else grad)
+        if self.whole is None or self.whole.grad is None:
+            return own
+        in_place = self.whole.grad  # coalesced as it was made, which autograd forgets
+        rest = RowGradients(in_place._indices()[0], in_place._values())
+        return RowGradients.merged([own, rest], len(self.whole))
 
 
 class ReadableTable(Protocol):
@@ -95,7 +103,7 @@ class LocalTable:
         """The rows of `ids` [n], each distinct one once."""
         unique_ids, inverse = distinct(ids, self.num_rows)
         (rows,) = embedding_lookup([self.weight], unique_ids, torch.tensor([0, len(unique_ids)], device="cpu"))
-        return Rows(unique_ids, inverse, rows.requires_grad_())
+        return Rows(unique_ids, inverse, rows.requires_grad_(), self.weight.detach().requires_grad_())
 
     def apply(self, gradients: RowGradients, lr: float, *, scale: float = 1.0) -> None:
         """One optimizer step on the rows that have a gradient; every gradient counts `scale` times."""

@@ -1,5 +1,7 @@
 """Retrieval: predict the next item among the whole catalogue.
 
+Where the loss draws the negatives itself it reads them and the targets in the table, and only the history is looked up.
+
 T tokens, R negatives, D width, U distinct rows of a batch; ids of a batch = [items T | targets T | negatives T * R]
 """
 
@@ -18,7 +20,7 @@ from turbogr.jagged import last_of_rows, position_in_row
 from turbogr.models import Sequences, build_encoder
 from turbogr.negatives.sampler import Sampler, build_sampler
 from turbogr.ops.dropout import Noise
-from turbogr.ops.sampled_softmax import sampled_softmax
+from turbogr.ops.sampled_softmax import UniformDraws, sampled_softmax
 from turbogr.tables import LocalTable, ReadableTable, Rows
 
 NORM_EPS = 1e-6
@@ -33,34 +35,39 @@ class RetrievalTask:
         self.negatives = config.negatives.count
         self.logq = config.negatives.logq
         self.temperature = config.task.temperature
+        self.in_place = True  # the table is local: the loss may read its rows where they lie
         self.bf16 = config.train.precision == "bf16"
         self.device = device
 
-    def sample(self, noise: Noise) -> Tensor:
-        """int64 [T, R] negatives of every token."""
-        return self.sampler.negative_ids(noise, self.negatives)
+    def sample(self, noise: Noise) -> Tensor | UniformDraws:
+        """Negatives of every token: int64 [T, R], or how the loss draws them itself."""
+        draws = self.sampler.draws(noise, self.negatives) if self.in_place else None
+        return self.sampler.negative_ids(noise, self.negatives) if draws is None else draws
 
-    def ids(self, batch: Batch, negatives: Tensor) -> Tensor:
-        """Every id the loss needs, with repeats."""
+    def ids(self, batch: Batch, negatives: Tensor | UniformDraws) -> Tensor:
+        """Every id to look up, with repeats."""
+        if isinstance(negatives, UniformDraws):
+            return batch.items
         return torch.cat((batch.items, batch.targets, negatives.flatten()))
 
-    def loss(self, batch: Batch, noise: Noise, rows: Rows) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: Batch, noise: Noise, negatives: Tensor | UniformDraws, rows: Rows) -> tuple[Tensor, Tensor]:
         """(sum of the tokens' losses, losses [T] without gradient)."""
         tokens = batch.tokens
-        items, targets, negatives = torch.split(rows.inverse, [tokens, tokens, tokens * self.negatives])
+        items = rows.inverse[:tokens]
         sequences = Sequences(batch.offsets, noise.positions, batch.times, batch.next_times, noise)
         with self._autocast():
             # index_select's backward adds duplicates in a fixed order on a CPU
             encoded = self.encoder(torch.index_select(rows.weight, 0, items), sequences)
-        log_q = self.sampler.log_q(rows.unique_ids) if self.logq else None
+        if isinstance(negatives, UniformDraws):
+            assert rows.whole is not None
+            # no correction: one that is the same for every item changes nothing
+            targets, table, log_q = batch.targets, rows.whole, None
+        else:
+            targets, table = rows.inverse[tokens : 2 * tokens], rows.weight
+            negatives = rows.inverse[2 * tokens :].view(tokens, self.negatives)
+            log_q = self.sampler.log_q(rows.unique_ids) if self.logq else None
         return sampled_softmax(
-            encoded,
-            rows.weight,
-            targets,
-            negatives.view(tokens, self.negatives),
-            temperature=self.temperature,
-            log_q=log_q,
-            eps=NORM_EPS,
+            encoded, table, targets, negatives, temperature=self.temperature, log_q=log_q, eps=NORM_EPS
         )
 
     def _autocast(self) -> AbstractContextManager[object]:

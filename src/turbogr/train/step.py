@@ -23,6 +23,7 @@ from turbogr.data.store import Store
 from turbogr.errors import TrainingError
 from turbogr.jagged import position_in_row, row_of_token
 from turbogr.ops.dropout import Noise
+from turbogr.ops.sampled_softmax import UniformDraws
 from turbogr.tables import LocalTable, RowGradients, Rows
 from turbogr.tasks.retrieval import RetrievalTask
 
@@ -57,7 +58,7 @@ class StepContext:
     sums: StepSums
     batch: Batch | None = None
     noise: Noise | None = None
-    negatives: Tensor | None = None
+    negatives: Tensor | UniformDraws | None = None
     ids: Tensor | None = None
     rows: Rows | None = None
 
@@ -127,8 +128,8 @@ class TrainStep:
         ctx.rows = self.table.lookup(ctx.ids)
 
     def _forward_backward(self, ctx: StepContext) -> None:
-        assert ctx.batch is not None and ctx.noise is not None and ctx.rows is not None
-        total, losses = self.task.loss(ctx.batch, ctx.noise, ctx.rows)
+        assert ctx.batch is not None and ctx.noise is not None and ctx.rows is not None and ctx.negatives is not None
+        total, losses = self.task.loss(ctx.batch, ctx.noise, ctx.negatives, ctx.rows)
         total.backward()  # type: ignore[no-untyped-call]
         ctx.sums.loss += float(total.detach())
         if not math.isfinite(ctx.sums.loss):
@@ -142,17 +143,16 @@ class TrainStep:
     def _update_rows(self, ctx: StepContext) -> None:
         """Divides every gradient by the step's tokens, refuses what is not finite, and updates the touched rows."""
         sums = ctx.sums
-        merged = RowGradients.merged(sums.row_gradients, self.table.num_rows)
-        rows = RowGradients(merged.ids, merged.values / sums.tokens)
+        rows = RowGradients.merged(sums.row_gradients, self.table.num_rows)
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad /= sums.tokens
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         sums.grad_norm = float(torch.nn.utils.get_total_norm(gradients))
-        finite = math.isfinite(sums.loss) and math.isfinite(sums.grad_norm) and bool(rows.values.sum().isfinite())
+        finite = math.isfinite(sums.loss) and math.isfinite(sums.grad_norm) and rows.finite()
         sums.skipped = not finite
         if finite:
-            self.table.apply(rows, self.config.tables.lr * self.rates(ctx.step))
+            self.table.apply(rows, self.config.tables.lr * self.rates(ctx.step), scale=1.0 / sums.tokens)
         elif self.config.train.on_nonfinite == "stop":
             raise TrainingError(self._nonfinite(ctx))
 
