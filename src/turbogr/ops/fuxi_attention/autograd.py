@@ -1,4 +1,4 @@
-"""The one autograd function of FuXi attention: HSTU attention's kernels for the semantic channel, a backend's for the maps.
+"""The one autograd function of FuXi attention: HSTU attention's kernels for the semantic channel, a backend's for maps.
 
 A backend is anything with these three, none of which records a graph:
     takes(q, k, v, maps)                                             whether it has kernels for such tensors

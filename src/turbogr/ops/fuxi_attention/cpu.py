@@ -52,9 +52,7 @@ def forward(v: Tensor, offsets: Tensor, max_len: int, maps: Maps, mask: Mask, y:
     _run("fuxi_forward", offsets, max_len, maps, mask, {"v": v, "y": y})
 
 
-def backward(
-    dy: Tensor, v: Tensor, offsets: Tensor, max_len: int, maps: Maps, mask: Mask, dv: Tensor
-) -> MapGradients:
+def backward(dy: Tensor, v: Tensor, offsets: Tensor, max_len: int, maps: Maps, mask: Mask, dv: Tensor) -> MapGradients:
     tables = [None if table is None else torch.empty_like(table) for table in (maps.position, maps.time, maps.decay)]
     position, time, decay = tables
     _run("fuxi_backward", offsets, max_len, maps, mask, {"v": v, "dy": dy, "dv_out": dv}, position, time, decay)
@@ -82,7 +80,9 @@ def _run(
     dense = {name: x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous() for name, x in tensors.items()}
     decays = maps.decay is not None
     time = maps.decay if decays else maps.time
-    width, buckets = (DECAY_WIDTH, DECAY_BUCKETS) if decays else (maps.bucket_width, 0 if time is None else len(time) - 1)
+    width, buckets = (
+        (DECAY_WIDTH, DECAY_BUCKETS) if decays else (maps.bucket_width, 0 if time is None else len(time) - 1)
+    )
     kept = {  # small tensors that must outlive the call
         "offsets": offsets.contiguous(),
         "num_targets": None if mask.num_targets is None else mask.num_targets.contiguous(),
