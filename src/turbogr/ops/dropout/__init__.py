@@ -5,11 +5,13 @@ out[t, c] = x[t, c] / (1 - rate)   where the draw of (t, c) is at least rate * 2
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from turbogr.ops import native
 from turbogr.ops.dropout.cpu import drop_cpu
 from turbogr.ops.dropout.reference import Mask, drop
+from turbogr.ops.graph_operator import GraphOperator, watched
 from turbogr.ops.philox import Key, Purpose
 from turbogr.ops.registry import Backend, register
 from turbogr.ops.triton_support import late, rejects_triton
@@ -49,6 +51,29 @@ def dropout(x: Tensor, rate: float, noise: Noise | None, layer: int) -> Tensor:
     mask = mask_of(rate, noise, layer)
     if mask is None:
         return x
+    if watched():
+        return GRAPH_OPERATOR(x, mask)
+    return _dropped(x, mask)
+
+
+def _dropped(x: Tensor, mask: Mask) -> Tensor:
     backend, _ = OPERATOR.pick(x.device)
     out: Tensor = backend.run(x, mask)
     return out
+
+
+def _graph_forward(x: Tensor, mask: Mask) -> list[Tensor]:
+    return [_dropped(x, mask)]
+
+
+def _graph_backward(dout: Tensor, kept: list[Tensor], mask: Mask) -> list[Tensor | None]:
+    return [_dropped(dout, mask)]
+
+
+GRAPH_OPERATOR = GraphOperator(
+    "dropout",
+    _graph_forward,
+    _graph_backward,
+    fake=lambda x, mask: [torch.empty(x.shape, dtype=x.dtype, device=x.device)],
+    gradients=("x",),
+)

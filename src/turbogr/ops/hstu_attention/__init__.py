@@ -17,10 +17,12 @@ import functools
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from turbogr.ops import native
+from turbogr.ops.graph_operator import GraphOperator, watched
 from turbogr.ops.hstu_attention import cpu, reference, tiles
-from turbogr.ops.hstu_attention.autograd import Kernels, attend
+from turbogr.ops.hstu_attention.autograd import Kernels, attend, gradients
 from turbogr.ops.hstu_attention.reference import Bias, Mask, attend_reference
 from turbogr.ops.registry import Backend, register
 
@@ -79,6 +81,8 @@ def hstu_attention(
     bias = Bias(position_bias, time_bias, times, next_times, bucket_width)
     mask = Mask(num_targets, num_context, window, context_sees_history)
     _check_shapes(q, k, v, max_len, bias)
+    if watched():
+        return GRAPH_OPERATOR(q, k, v, offsets, max_len, bias, mask, backend)
     check_rows(len(q), offsets, max_len, mask)
     chosen, _ = OPERATOR.pick(q.device, backend)
     out: Tensor = chosen.run(q, k, v, offsets, max_len, bias, mask)
@@ -121,3 +125,55 @@ def check_rows(tokens: int, offsets: Tensor, max_len: int, mask: Mask) -> None:
                 f"row {row} has {int(lengths[row])} tokens for {mask.num_context} of context and {int(targets[row])} "
                 "targets: give it all of them, or no token at all."
             )
+
+
+def causal_pairs(offsets: Tensor, tokens: int, max_len: int) -> float:
+    """Pairs of a token and one that it sees; where only shapes are known, rows are taken to be of the longest."""
+    if isinstance(offsets, FakeTensor) or offsets.is_meta:
+        return tokens * (max_len + 1) / 2
+    lengths = offsets.diff().double()
+    return float((lengths * (lengths + 1) / 2).sum())
+
+
+def _graph_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_len: int,
+    bias: Bias,
+    mask: Mask,
+    backend: str | None,
+) -> list[Tensor]:
+    check_rows(len(q), offsets, max_len, mask)
+    return [kernels(q.device, backend).forward(q, k, v, offsets, max_len, bias, mask)]
+
+
+def _graph_backward(
+    dout: Tensor,
+    kept: list[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_len: int,
+    bias: Bias,
+    mask: Mask,
+    backend: str | None,
+) -> list[Tensor | None]:
+    return gradients(kernels(q.device, backend), dout, q, k, v, offsets, max_len, bias, mask)
+
+
+def _flops(q: Tensor, v: Tensor, offsets: Tensor, max_len: int) -> float:
+    return 2.0 * q.shape[1] * (q.shape[2] + v.shape[2]) * causal_pairs(offsets, len(q), max_len)
+
+
+GRAPH_OPERATOR = GraphOperator(
+    "hstu_attention",
+    _graph_forward,
+    _graph_backward,
+    fake=lambda q, k, v, *_: [torch.empty(v.shape, dtype=v.dtype, device=v.device)],
+    gradients=("q", "k", "v", "bias.position", "bias.time"),
+    flops=_flops,
+    backward_flops=lambda q, v, offsets, max_len: 2.5 * _flops(q, v, offsets, max_len),
+)

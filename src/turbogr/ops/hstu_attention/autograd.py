@@ -78,6 +78,20 @@ class HstuAttentionFunction(torch.autograd.Function):
         q, k, v, position, time, times, next_times, offsets, num_targets = ctx.saved_tensors
         bias = replace(ctx.bias, position=position, time=time, times=times, next_times=next_times)
         mask = replace(ctx.mask, num_targets=num_targets)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        tables = ctx.kernels.backward(dy, q, k, v, offsets, ctx.max_len, bias, mask, dq, dk, dv)
-        return dq, dk, dv, *tables, None, None, None, None, None
+        return *gradients(ctx.kernels, dy, q, k, v, offsets, ctx.max_len, bias, mask), *[None] * 5
+
+
+def gradients(
+    kernels: Kernels,
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_len: int,
+    bias: Bias,
+    mask: Mask,
+) -> list[Tensor | None]:
+    """Of q, k, v, and of the position and the time table."""
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    return [dq, dk, dv, *kernels.backward(dy, q, k, v, offsets, max_len, bias, mask, dq, dk, dv)]

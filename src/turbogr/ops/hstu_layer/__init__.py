@@ -8,41 +8,53 @@ T tokens, B rows, H heads, D width
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from turbogr.ops import native
 from turbogr.ops.dropout import Noise, mask_of
-from turbogr.ops.hstu_attention import check_rows
+from turbogr.ops.graph_operator import GraphOperator, watched
+from turbogr.ops.hstu_attention import causal_pairs, check_rows
 from turbogr.ops.hstu_attention.reference import Bias, Mask
 from turbogr.ops.hstu_layer import cpu, fused
 from turbogr.ops.hstu_layer.autograd import compute_type, run_layer
-from turbogr.ops.hstu_layer.layer import Layer, Passes, Weights
-from turbogr.ops.hstu_layer.reference import layer_reference
+from turbogr.ops.hstu_layer.layer import Kept, Layer, Passes, Weights, backward, forward
+from turbogr.ops.hstu_layer.reference import layer_reference, reference_gradients
 from turbogr.ops.registry import Backend, register
 from turbogr.ops.triton_support import rejects_triton
 
 
-def _run_cpu(x: Tensor, weights: Weights, layer: Layer) -> Tensor:
-    compiled = x.dtype == torch.float32 and compute_type(x) in (torch.float32, torch.bfloat16)
-    passes: Passes = cpu if compiled else fused
-    return run_layer(passes, x.contiguous(), weights, layer)
+def _passes_cpu(x: Tensor, dtype: torch.dtype) -> Passes:
+    return cpu if x.dtype == torch.float32 and dtype in (torch.float32, torch.bfloat16) else fused
 
 
-def _run_triton(x: Tensor, weights: Weights, layer: Layer) -> Tensor:
+def _passes_triton(x: Tensor, dtype: torch.dtype) -> Passes:
     # Triton is loaded where its kernels run, and they compute in single precision
     from turbogr.ops.hstu_layer import triton
 
-    passes: Passes = fused if x.dtype == torch.float64 else triton
-    return run_layer(passes, x.contiguous(), weights, layer)
+    return fused if x.dtype == torch.float64 else triton
+
+
+PASSES: dict[str, Callable[[Tensor, torch.dtype], Passes]] = {
+    "triton": _passes_triton,
+    "cpu": _passes_cpu,
+    "fused": lambda x, dtype: fused,
+}
+"""By a backend's name, for x and the type that its GEMMs compute in."""
+
+
+def _run(name: str, x: Tensor, weights: Weights, layer: Layer) -> Tensor:
+    dtype = compute_type(x)
+    return run_layer(PASSES[name](x, dtype), x.contiguous(), weights, layer, dtype)
 
 
 OPERATOR = register(
     "hstu_layer",
-    Backend("triton", _run_triton, rejects_triton),
-    Backend("cpu", _run_cpu, native.rejects("hstu_layer")),
-    Backend("fused", functools.partial(run_layer, fused)),
+    Backend("triton", functools.partial(_run, "triton"), rejects_triton),
+    Backend("cpu", functools.partial(_run, "cpu"), native.rejects("hstu_layer")),
+    Backend("fused", functools.partial(_run, "fused")),
     Backend("reference", layer_reference),
 )
 
@@ -95,9 +107,63 @@ def hstu_layer(
         raise ValueError(f"position_bias has shape {list(position_bias.shape)}, max_len {max_len} wants [{max_len}].")
     if time_bias is not None and (times is None or next_times is None):
         raise ValueError("time_bias needs times and next_times.")
-    check_rows(len(x), offsets, max_len, Mask())
     bias = Bias(position_bias, time_bias, times, next_times, bucket_width)
     setting = Layer(offsets, heads, max_len, bias, mask_of(dropout, noise, layer), recompute)
+    if watched():
+        return GRAPH_OPERATOR(x, Weights(uvqk, out_weight, out_bias), setting, compute_type(x), backend)
+    check_rows(len(x), offsets, max_len, Mask())
     chosen, _ = OPERATOR.pick(x.device, backend)
     out: Tensor = chosen.run(x, Weights(uvqk, out_weight, out_bias), setting)
     return out
+
+
+def _graph_forward(x: Tensor, weights: Weights, layer: Layer, dtype: torch.dtype, backend: str | None) -> list[Tensor]:
+    check_rows(len(x), layer.offsets, layer.max_len, Mask())
+    name = OPERATOR.pick(x.device, backend)[0].name
+    if name == "reference":
+        return [layer_reference(x, weights, layer)]
+    out, kept = forward(PASSES[name](x, dtype), x.contiguous(), weights.to(dtype), layer)
+    return [out] if layer.recompute else [out, *kept]
+
+
+def _graph_backward(
+    dout: Tensor,
+    kept: list[Tensor],
+    x: Tensor,
+    weights: Weights,
+    layer: Layer,
+    dtype: torch.dtype,
+    backend: str | None,
+) -> list[Tensor | None]:
+    name = OPERATOR.pick(x.device, backend)[0].name
+    if name == "reference":
+        return reference_gradients(dout, x, weights, layer)
+    passes, again = PASSES[name](x, dtype), Kept(*kept) if kept else None
+    found = backward(passes, dout.contiguous(), x.contiguous(), again, weights.to(dtype), layer)
+    return list(found.to(weights.types))
+
+
+def _graph_fake(x: Tensor, weights: Weights, layer: Layer, dtype: torch.dtype, backend: str | None) -> list[Tensor]:
+    (tokens, width), heads = x.shape, layer.heads
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if layer.recompute or OPERATOR.pick(x.device, backend)[0].name == "reference":
+        return [out]
+    shapes = (tokens, 4 * width), (tokens, heads, width // heads)
+    return [out, *(out.new_empty(shape, dtype=dtype) for shape in shapes)]
+
+
+def _flops(x: Tensor, layer: Layer, gemms: float = 1.0, attention: float = 1.0) -> float:
+    tokens, width = x.shape
+    pairs = causal_pairs(layer.offsets, tokens, layer.max_len)
+    return gemms * 10.0 * tokens * width * width + attention * 4.0 * width * pairs
+
+
+GRAPH_OPERATOR = GraphOperator(
+    "hstu_layer",
+    _graph_forward,
+    _graph_backward,
+    fake=_graph_fake,
+    gradients=("x", "weights.uvqk", "weights.out", "weights.bias", "layer.bias.position", "layer.bias.time"),
+    flops=lambda x, layer: _flops(x, layer),
+    backward_flops=lambda x, layer: _flops(x, layer, 2.0, 2.5),
+)

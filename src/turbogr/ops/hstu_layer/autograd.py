@@ -9,10 +9,10 @@ from torch import Tensor
 from turbogr.ops.hstu_layer.layer import Kept, Layer, Passes, Weights, backward, forward
 
 
-def run_layer(passes: Passes, x: Tensor, weights: Weights, layer: Layer) -> Tensor:
-    """out [T, D], with gradients for x, the weights and both bias tables."""
+def run_layer(passes: Passes, x: Tensor, weights: Weights, layer: Layer, dtype: torch.dtype) -> Tensor:
+    """out [T, D], with gradients for x, the weights and both bias tables; GEMMs compute in `dtype`."""
     out: Tensor = HstuLayerFunction.apply(  # type: ignore[no-untyped-call]
-        x, *weights, layer.bias.position, layer.bias.time, passes, layer
+        x, *weights, layer.bias.position, layer.bias.time, passes, layer, dtype
     )
     return out
 
@@ -29,16 +29,17 @@ class HstuLayerFunction(torch.autograd.Function):
         time: Tensor | None,
         passes: Passes,
         layer: Layer,
+        dtype: torch.dtype,
     ) -> Tensor:
-        dtype = compute_type(x)
+        given = Weights(uvqk, out_weight, out_bias)
         # cast once: the backward takes the same copies
-        weights = Weights(uvqk.to(dtype), out_weight.to(dtype), out_bias)
+        weights = given.to(dtype)
         out, kept = forward(passes, x, weights, layer)
         # tensors with a gradient are kept by save_for_backward alone, which notices when one was changed in place
         ctx.save_for_backward(x, *weights, position, time, *((None, None) if layer.recompute else kept))
         ctx.passes = passes
         ctx.layer = replace(layer, bias=replace(layer.bias, position=None, time=None))
-        ctx.types = uvqk.dtype, out_weight.dtype, out_bias.dtype
+        ctx.types = given.types
         return out
 
     @staticmethod
@@ -48,8 +49,7 @@ class HstuLayerFunction(torch.autograd.Function):
         layer = replace(ctx.layer, bias=replace(ctx.layer.bias, position=position, time=time))
         kept = None if z is None else Kept(z, y)
         found = backward(ctx.passes, dout.contiguous(), x, kept, Weights(uvqk, out_weight, out_bias), layer)
-        wide = (one.to(dtype) for one, dtype in zip(found[1:4], ctx.types, strict=True))
-        return found.x, *wide, found.position, found.time, None, None
+        return *found.to(ctx.types), None, None, None
 
 
 def compute_type(x: Tensor) -> torch.dtype:

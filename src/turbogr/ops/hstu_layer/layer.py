@@ -30,6 +30,14 @@ class Weights(NamedTuple):
     out: Tensor  # [D, D]
     bias: Tensor  # [D]
 
+    @property
+    def types(self) -> tuple[torch.dtype, ...]:
+        return tuple(weight.dtype for weight in self)
+
+    def to(self, dtype: torch.dtype) -> "Weights":
+        """In the type of the GEMMs but for the bias."""
+        return Weights(self.uvqk.to(dtype), self.out.to(dtype), self.bias)
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -55,6 +63,11 @@ class Gradients(NamedTuple):
     bias: Tensor
     position: Tensor | None
     time: Tensor | None
+
+    def to(self, types: tuple[torch.dtype, ...]) -> "Gradients":
+        """Those of the weights in the weights' own types."""
+        uvqk, out, bias = (one.to(dtype) for one, dtype in zip(self[1:4], types, strict=True))
+        return self._replace(uvqk=uvqk, out=out, bias=bias)
 
 
 class Passes(Protocol):

@@ -5,17 +5,20 @@ T tokens, D width
 
 import math
 
+import torch
 from torch import Tensor
 
 from turbogr.ops import native
 from turbogr.ops.dropout import Noise, mask_of
-from turbogr.ops.position_input.cpu import input_cpu
-from turbogr.ops.position_input.reference import input_reference
+from turbogr.ops.dropout.reference import Mask
+from turbogr.ops.graph_operator import GraphOperator, watched
+from turbogr.ops.position_input import cpu
+from turbogr.ops.position_input.reference import input_gradients, input_reference
 from turbogr.ops.registry import Backend, register
 
 OPERATOR = register(
     "position_input",
-    Backend("cpu", input_cpu, native.rejects("dropout")),
+    Backend("cpu", cpu.input_cpu, native.rejects("dropout")),
     Backend("reference", input_reference),
 )
 
@@ -40,6 +43,38 @@ def position_input(
             f"x {list(x.shape)}, table {list(table.shape)} and positions {list(positions.shape)} do not fit: "
             "[T, D], [max_len, D] and [T] are wanted."
         )
+    scale, mask = math.sqrt(x.shape[1]), mask_of(dropout, noise, 0)
+    if watched():
+        return GRAPH_OPERATOR(x, table, positions, scale, mask, backend)
     chosen, _ = OPERATOR.pick(x.device, backend)
-    out: Tensor = chosen.run(x, table, positions, math.sqrt(x.shape[1]), mask_of(dropout, noise, 0))
+    out: Tensor = chosen.run(x, table, positions, scale, mask)
     return out
+
+
+def _graph_forward(
+    x: Tensor, table: Tensor, positions: Tensor, scale: float, mask: Mask | None, backend: str | None
+) -> list[Tensor]:
+    compiled = OPERATOR.pick(x.device, backend)[0].name == "cpu"
+    return [(cpu.forward if compiled else input_reference)(x, table, positions, scale, mask)]
+
+
+def _graph_backward(
+    dout: Tensor,
+    kept: list[Tensor],
+    table: Tensor,
+    positions: Tensor,
+    scale: float,
+    mask: Mask | None,
+    backend: str | None,
+) -> list[Tensor | None]:
+    compiled = OPERATOR.pick(dout.device, backend)[0].name == "cpu"
+    return list((cpu.backward if compiled else input_gradients)(dout, table, positions, scale, mask))
+
+
+def _graph_fake(x: Tensor, table: Tensor, *_: object) -> list[Tensor]:
+    return [torch.empty(x.shape, dtype=torch.promote_types(x.dtype, table.dtype), device=x.device)]
+
+
+GRAPH_OPERATOR = GraphOperator(
+    "position_input", _graph_forward, _graph_backward, fake=_graph_fake, gradients=("x", "table")
+)

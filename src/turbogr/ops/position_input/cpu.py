@@ -12,7 +12,7 @@ from torch import Tensor
 from turbogr.ops.dropout.cpu import Drawn
 from turbogr.ops.dropout.reference import Mask
 from turbogr.ops.native import address, function
-from turbogr.ops.position_input.reference import input_reference
+from turbogr.ops.position_input.reference import input_gradients, input_reference
 
 
 @functools.cache
@@ -28,7 +28,7 @@ def _backward() -> Callable[..., Any]:
 
 
 def input_cpu(x: Tensor, table: Tensor, positions: Tensor, scale: float, mask: Mask | None) -> Tensor:
-    if x.dtype != torch.float32 or table.dtype != torch.float32:
+    if not _compiled(x, table):
         return input_reference(x, table, positions, scale, mask)
     out: Tensor = PositionInputFunction.apply(x, table, positions, scale, mask)  # type: ignore[no-untyped-call]
     return out
@@ -37,21 +37,38 @@ def input_cpu(x: Tensor, table: Tensor, positions: Tensor, scale: float, mask: M
 class PositionInputFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, table: Tensor, positions: Tensor, scale: float, mask: Mask | None) -> Tensor:
-        x, table, positions = x.contiguous(), table.contiguous(), positions.contiguous()
         ctx.save_for_backward(positions)
-        ctx.scale, ctx.mask, ctx.rows = scale, mask, len(table)
-        out, drawn = torch.empty_like(x), ctypes.byref(Drawn.of(mask))
-        places = address(x), address(table), address(positions)
-        _forward()(*x.shape, *places, scale, drawn, address(out), torch.get_num_threads())
-        return out
+        ctx.scale, ctx.mask, ctx.table = scale, mask, table.detach()
+        return forward(x, table, positions, scale, mask)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         (positions,) = ctx.saved_tensors
-        dout = dout.contiguous()
-        dx, dtable = torch.empty_like(dout), torch.zeros(ctx.rows, dout.shape[1])
-        drawn = ctypes.byref(Drawn.of(ctx.mask))
-        places = address(dx), address(dtable)
-        _backward()(*dout.shape, address(dout), address(positions), ctx.scale, drawn, *places, torch.get_num_threads())
-        return dx, dtable, None, None, None
+        return *backward(dout, ctx.table, positions, ctx.scale, ctx.mask), None, None, None
+
+
+def forward(x: Tensor, table: Tensor, positions: Tensor, scale: float, mask: Mask | None) -> Tensor:
+    if not _compiled(x, table):
+        return input_reference(x, table, positions, scale, mask)
+    x, table, positions = x.contiguous(), table.contiguous(), positions.contiguous()
+    out, drawn = torch.empty_like(x), ctypes.byref(Drawn.of(mask))
+    places = address(x), address(table), address(positions)
+    _forward()(*x.shape, *places, scale, drawn, address(out), torch.get_num_threads())
+    return out
+
+
+def backward(dout: Tensor, table: Tensor, positions: Tensor, scale: float, mask: Mask | None) -> tuple[Tensor, Tensor]:
+    """Gradients of x and of the table, of which the shape is asked only."""
+    if not _compiled(dout, table):
+        return input_gradients(dout, table, positions, scale, mask)
+    dout, positions = dout.contiguous(), positions.contiguous()
+    dx, dtable = torch.empty_like(dout), torch.zeros(table.shape)
+    drawn = ctypes.byref(Drawn.of(mask))
+    places = address(dx), address(dtable)
+    _backward()(*dout.shape, address(dout), address(positions), scale, drawn, *places, torch.get_num_threads())
+    return dx, dtable
+
+
+def _compiled(x: Tensor, table: Tensor) -> bool:
+    return x.dtype == torch.float32 and table.dtype == torch.float32
