@@ -1,0 +1,199 @@
+"""Operators inside torch.compile's graphs: no break, the eager call's numbers, and what torch.library wants to know."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.support.close import assert_close
+from tests.support.jagged_cases import make_case, noise_of
+from tests.support.small_model import random_input, random_sequences, small_model
+from turbogr.config import ModelConfig
+from turbogr.hardware import compiler
+from turbogr.jagged import offsets_of
+from turbogr.models import Sequences, build_encoder
+from turbogr.ops import dropout, hstu_attention, hstu_layer, position_input
+from turbogr.ops.graph_operator import GraphOperator
+from turbogr.ops.hstu_attention.reference import Bias, Mask
+from turbogr.ops.hstu_layer.layer import Layer, Weights
+
+LENGTHS = [9, 0, 1, 20]
+TOKENS, WIDTH, HEADS, MAX_LEN = sum(LENGTHS), 8, 2, 32
+OFFSETS = offsets_of(torch.tensor(LENGTHS))
+NOISE = noise_of(OFFSETS)
+TIMES = torch.arange(TOKENS) ** 3
+
+
+def leaf(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def biases() -> Bias:
+    return Bias(leaf(MAX_LEN, seed=1), leaf(129, seed=2), TIMES, TIMES + 100, 0.301)
+
+
+def attention_arguments(mask: Mask, bias: Bias) -> tuple[Any, ...]:
+    q, k, v = leaf(TOKENS, HEADS, 12).split([4, 4, 4], dim=2)
+    return q, k, v, OFFSETS, MAX_LEN, bias, mask, None
+
+
+def layer_arguments(dtype: torch.dtype = torch.float32, backend: str | None = None, **changed: Any) -> tuple[Any, ...]:
+    weights = Weights(leaf(WIDTH, 4 * WIDTH, seed=3), leaf(WIDTH, WIDTH, seed=4), leaf(WIDTH, seed=5))
+    layer = Layer(OFFSETS, HEADS, MAX_LEN, biases(), dropout.mask_of(0.3, NOISE, 2))
+    return leaf(TOKENS, WIDTH), weights, replace(layer, **changed), dtype, backend
+
+
+def input_arguments(noise: dropout.Noise | None) -> tuple[Any, ...]:
+    mask = dropout.mask_of(0.3, noise, 0)
+    return leaf(TOKENS, WIDTH), leaf(MAX_LEN, WIDTH, seed=1), NOISE.positions, 2.0, mask, None
+
+
+CALLS: dict[str, tuple[GraphOperator, tuple[Any, ...]]] = {
+    "attention": (hstu_attention.GRAPH_OPERATOR, attention_arguments(Mask(), biases())),
+    "attention, every option": (
+        hstu_attention.GRAPH_OPERATOR,
+        attention_arguments(Mask(torch.tensor([2, 0, 0, 3]), 1, 5, True), replace(biases(), position=None)),
+    ),
+    "layer": (hstu_layer.GRAPH_OPERATOR, layer_arguments()),
+    "layer, bf16": (hstu_layer.GRAPH_OPERATOR, layer_arguments(torch.bfloat16)),
+    "layer, recomputed": (hstu_layer.GRAPH_OPERATOR, layer_arguments(recompute=True)),
+    "layer, without dropout": (hstu_layer.GRAPH_OPERATOR, layer_arguments(dropout=None)),
+    "layer, reference": (hstu_layer.GRAPH_OPERATOR, layer_arguments(backend="reference")),
+    "dropout": (dropout.GRAPH_OPERATOR, (leaf(TOKENS, WIDTH), dropout.mask_of(0.3, NOISE, 2))),
+    "input": (position_input.GRAPH_OPERATOR, input_arguments(NOISE)),
+    "input, evaluated": (position_input.GRAPH_OPERATOR, input_arguments(None)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_torch_library_finds_nothing_to_mend(name: str) -> None:
+    """Catches: a fake of another shape, type or stride, an argument that is changed or answered, a lost gradient."""
+    operator, args = CALLS[name]
+    torch.library.opcheck(operator.forward, operator.flat(*args))
+
+
+def values_and_gradients(run: Callable[[], Tensor], leaves: list[Tensor]) -> list[Tensor]:
+    out = run()
+    return [out.detach(), *torch.autograd.grad(out.float().square().sum(), leaves, materialize_grads=True)]
+
+
+def check_compiled(run: Callable[[], Tensor], leaves: list[Tensor], backend: str) -> None:
+    """One graph without a break, and the same numbers to the last bit."""
+    wanted = values_and_gradients(run, leaves)
+    torch._dynamo.reset()
+    got = values_and_gradients(torch.compile(run, backend=backend, fullgraph=True), leaves)
+    assert all(map(torch.equal, got, wanted))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "tiles", "reference"])
+def test_attention_is_one_node_of_a_graph(backend: str) -> None:
+    """Catches: an argument that does not reach the operator, gradients in another order."""
+    if hstu_attention.OPERATOR.pick(torch.device("cpu"))[0].name != "cpu" and backend == "cpu":
+        pytest.skip("the CPU operators are not compiled here")
+    case = make_case(LENGTHS, max_len=MAX_LEN).to(torch.float32)
+
+    def run() -> Tensor:
+        q, k, v = case.parts
+        return hstu_attention.hstu_attention(
+            q, k, v, case.offsets, max_len=MAX_LEN, position_bias=case.position, time_bias=case.time,
+            times=case.times, next_times=case.next_times, num_targets=torch.tensor([2, 0, 0, 3]), window=7,
+            backend=backend,
+        )  # fmt: skip
+
+    check_compiled(run, case.leaves(), "aot_eager")
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_layer_is_one_node_of_a_graph(bf16: bool, recompute: bool) -> None:
+    """Catches: a type of the GEMMs that is asked for when the graph runs, where autocast is no longer on."""
+    x, weights, layer, *_ = layer_arguments()
+    bias = layer.bias
+
+    def run() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            return hstu_layer.hstu_layer(
+                x, OFFSETS, *weights, heads=HEADS, max_len=MAX_LEN, position_bias=bias.position, time_bias=bias.time,
+                times=bias.times, next_times=bias.next_times, dropout=0.3, noise=NOISE, layer=2, recompute=recompute,
+            )  # fmt: skip
+
+    check_compiled(run, [x, *weights, bias.position, bias.time], "aot_eager")
+
+
+def encoder_run(config: ModelConfig, sequences: Sequences) -> tuple[Callable[[], Tensor], list[Tensor]]:
+    encoder = build_encoder(config, 0)
+    x = random_input(len(sequences.times), config.dim).requires_grad_()
+    return lambda: encoder(x, sequences), [x, *encoder.parameters()]
+
+
+def test_the_whole_encoder_is_one_graph() -> None:
+    """Catches: a break between the operators."""
+    check_compiled(*encoder_run(small_model("hstu"), random_sequences([5, 1, 12], noise=NOISE_OF_18)), "aot_eager")
+
+
+NOISE_OF_18 = noise_of(torch.tensor([0, 5, 6, 18]))
+
+
+@pytest.mark.skipif(compiler() is None, reason="inductor needs a C++ compiler")
+def test_inductor_compiles_the_encoder_with_what_surrounds_it() -> None:
+    """Catches: operands in strides that a generated kernel chose."""
+    run, leaves = encoder_run(small_model("hstu"), random_sequences([5, 1, 12], noise=NOISE_OF_18))
+
+    def surrounded() -> Tensor:
+        return torch.nn.functional.gelu(run() * 2 + 1)
+
+    wanted = values_and_gradients(surrounded, leaves)
+    torch._dynamo.reset()
+    got = values_and_gradients(torch.compile(surrounded, fullgraph=True), leaves)
+    for one, other in zip(got, wanted, strict=True):
+        assert_close(one, other, 1e-5)
+
+
+def test_another_batch_and_another_step_need_no_third_compilation() -> None:
+    """Catches: a step or a number of tokens that is burnt into the graph: every step would compile anew."""
+    encoder = build_encoder(small_model("hstu"), 0)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(encoder, backend=counter, fullgraph=True)
+    for step, lengths in enumerate(([5, 1, 12], [7, 4, 3, 3], [2, 9], [11, 2, 3, 4, 2], [6, 6, 7])):
+        noise = noise_of(offsets_of(torch.tensor(lengths)), step=step)
+        x, sequences = random_input(sum(lengths)), random_sequences(lengths, noise=noise)
+        assert torch.equal(compiled(x, sequences), encoder(x, sequences))
+    assert counter.frame_count <= 2
+
+
+def test_a_row_that_is_too_long_is_refused_in_a_graph_too() -> None:
+    """Catches: checks of values that a graph leaves out."""
+    x, weights, *_ = layer_arguments()
+
+    def run() -> Tensor:
+        return hstu_layer.hstu_layer(x, OFFSETS, *weights, heads=HEADS, max_len=19)
+
+    with pytest.raises(ValueError, match="row 3 has 20 tokens, more than max_len 19"):
+        torch.compile(run, backend="aot_eager", fullgraph=True)()
+
+
+def test_fake_tensors_pass_through_an_operator() -> None:
+    """Catches: a kernel that is given an address where there is no memory."""
+    with FakeTensorMode():
+        x, offsets = torch.empty(TOKENS, WIDTH), torch.empty(5, dtype=torch.int64)
+        weights = torch.empty(WIDTH, 4 * WIDTH), torch.empty(WIDTH, WIDTH), torch.empty(WIDTH)
+        assert hstu_layer.hstu_layer(x, offsets, *weights, heads=HEADS, max_len=MAX_LEN).shape == x.shape
+
+
+def test_the_flop_counter_sees_real_pairs() -> None:
+    """Catches: an attention that costs nothing, or that is counted as if rows were padded."""
+    x, weights, *_ = layer_arguments()
+    pairs = sum(length * (length + 1) // 2 for length in LENGTHS)
+    forward = 10 * TOKENS * WIDTH**2 + 4 * WIDTH * pairs
+    with FlopCounterMode(display=False) as counter:
+        out = hstu_layer.hstu_layer(x, OFFSETS, *weights, heads=HEADS, max_len=MAX_LEN)
+        assert counter.get_total_flops() == forward
+        out.sum().backward()
+    assert counter.get_total_flops() == forward + 20 * TOKENS * WIDTH**2 + 10 * WIDTH * pairs
