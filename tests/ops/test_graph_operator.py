@@ -18,7 +18,7 @@ from turbogr.config import ModelConfig
 from turbogr.hardware import compiler
 from turbogr.jagged import offsets_of
 from turbogr.models import Sequences, build_encoder
-from turbogr.ops import dropout, hstu_attention, hstu_layer, position_input
+from turbogr.ops import dropout, embedding, hstu_attention, hstu_layer, position_input
 from turbogr.ops.graph_operator import GraphOperator
 from turbogr.ops.hstu_attention.reference import Bias, Mask
 from turbogr.ops.hstu_layer.layer import Layer, Weights
@@ -66,6 +66,10 @@ CALLS: dict[str, tuple[GraphOperator, tuple[Any, ...]]] = {
     "layer, without dropout": (hstu_layer.GRAPH_OPERATOR, layer_arguments(dropout=None)),
     "layer, reference": (hstu_layer.GRAPH_OPERATOR, layer_arguments(backend="reference")),
     "dropout": (dropout.GRAPH_OPERATOR, (leaf(TOKENS, WIDTH), dropout.mask_of(0.3, NOISE, 2))),
+    "lookup": (
+        embedding.lookup.GRAPH_OPERATOR,
+        (leaf(9, WIDTH), torch.tensor([8, 8, 2, 0]), torch.tensor([0, 4]), 0, 1, None),
+    ),
     "input": (position_input.GRAPH_OPERATOR, input_arguments(NOISE)),
     "input, evaluated": (position_input.GRAPH_OPERATOR, input_arguments(None)),
 }
@@ -138,6 +142,24 @@ def test_the_whole_encoder_is_one_graph() -> None:
 
 
 NOISE_OF_18 = noise_of(torch.tensor([0, 5, 6, 18]))
+
+
+@pytest.mark.parametrize("tables", [1, 3])
+def test_lookups_are_nodes_of_a_graph_with_dense_gradients(tables: int) -> None:
+    """Catches: another table's rows, an id that is counted once though it occurs twice."""
+    leaves = [leaf(6 + number, 3 + number, seed=number) for number in range(tables)]
+    ids = torch.tensor([5, 5, 1, 0, 3, 3, 2])
+    offsets = torch.tensor([0, 2, 4, 7] if tables > 1 else [0, 7])
+
+    def run() -> Tensor:
+        rows = embedding.embedding_lookup(leaves, ids, offsets)
+        return torch.cat([own.flatten() for own in rows])
+
+    out = run()
+    wanted = [out, *(found.to_dense() for found in torch.autograd.grad(out.square().sum(), leaves))]
+    torch._dynamo.reset()
+    got = values_and_gradients(torch.compile(run, backend="aot_eager", fullgraph=True), leaves)
+    assert all(map(torch.equal, got, wanted))
 
 
 @pytest.mark.skipif(compiler() is None, reason="inductor needs a C++ compiler")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from turbogr.ops.embedding.backends import Kernels, kernels
+from turbogr.ops.graph_operator import GraphOperator, watched
 
 
 def embedding_lookup(
@@ -19,7 +20,8 @@ def embedding_lookup(
 
     The work is spread over all cores by ids, not by tables. The gradient of a table is a coalesced sparse tensor, as
     that of `nn.Embedding(sparse=True)` after coalescing: its distinct ids ascending, and for each the sum over its
-    occurrences, to the same bits for any number of threads.
+    occurrences, to the same bits for any number of threads. In a graph of torch.compile it is dense, as every gradient
+    there, and the tables are looked up one after the other.
 
     Args:
         tables: [N_t, D_t] each, of one type and device; widths may differ.
@@ -41,14 +43,23 @@ def embedding_lookup(
         )
     if any(table.dtype != tables[0].dtype or table.device != ids.device or table.dim() != 2 for table in tables):
         raise ValueError("tables must be [N, D], all of one dtype and on the ids' device.")
-    bounds: list[int] = offsets.tolist()
-    if bounds[0] != 0 or bounds[-1] != len(ids) or sorted(bounds) != bounds:
-        raise ValueError(f"offsets must rise from 0 to the number of ids, {len(ids)}, not {bounds}.")
+    if watched():
+        return tuple(
+            GRAPH_OPERATOR(table, ids, offsets, number, len(tables), backend) for number, table in enumerate(tables)
+        )
+    bounds = _bounds(offsets, len(ids))
     chosen = kernels(tables[0], backend)
     if torch.is_grad_enabled() and any(table.requires_grad for table in tables):
         rows: tuple[Tensor, ...] = EmbeddingLookupFunction.apply(chosen, ids, bounds, *tables)  # type: ignore[no-untyped-call]
         return rows
     return tuple(chosen.lookup(tables, ids, bounds))
+
+
+def _bounds(offsets: Tensor, count: int) -> list[int]:
+    bounds: list[int] = offsets.tolist()
+    if bounds[0] != 0 or bounds[-1] != count or sorted(bounds) != bounds:
+        raise ValueError(f"offsets must rise from 0 to the number of ids, {count}, not {bounds}.")
+    return bounds
 
 
 class EmbeddingLookupFunction(torch.autograd.Function):
@@ -78,3 +89,38 @@ class EmbeddingLookupFunction(torch.autograd.Function):
 def _summed(chosen: Kernels, ids: Tensor, gradients: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     unique, places = chosen.distinct(ids, num_rows)
     return unique, chosen.sum_groups(gradients, chosen.group(places, len(unique)))
+
+
+def _graph_forward(
+    table: Tensor, ids: Tensor, offsets: Tensor, number: int, count: int, backend: str | None
+) -> list[Tensor]:
+    bounds = _bounds(offsets, len(ids))
+    own = ids[bounds[number] : bounds[number + 1]]
+    return kernels(table, backend).lookup([table], own, [0, len(own)])
+
+
+def _graph_backward(
+    dout: Tensor,
+    kept: list[Tensor],
+    table: Tensor,
+    ids: Tensor,
+    offsets: Tensor,
+    number: int,
+    count: int,
+    backend: str | None,
+) -> list[Tensor | None]:
+    bounds = _bounds(offsets, len(ids))
+    unique, values = _summed(kernels(table, backend), ids[bounds[number] : bounds[number + 1]], dout, len(table))
+    return [torch.zeros_like(table).index_copy_(0, unique, values.to(table.dtype))]
+
+
+def _graph_fake(
+    table: Tensor, ids: Tensor, offsets: Tensor, number: int, count: int, backend: str | None
+) -> list[Tensor]:
+    rows = len(ids) if count == 1 else torch.library.get_ctx().new_dynamic_size()
+    return [table.new_empty(rows, table.shape[1])]
+
+
+GRAPH_OPERATOR = GraphOperator(
+    "embedding_lookup", _graph_forward, _graph_backward, fake=_graph_fake, gradients=("table",)
+)
