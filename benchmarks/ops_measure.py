@@ -5,7 +5,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,26 +103,18 @@ def copy_variant() -> Callable[[], Any]:
     return lambda: target.copy_(source)
 
 
-class Worker:
-    """A variant in a process of its own (benchmarks.ops_worker): other environment variables, or a memory of its own.
+class Process:
+    """A program that answers each line on its stdin by one line of JSON on its stdout."""
 
-    Calling it runs the variant once there and answers the seconds.
-    """
-
-    def __init__(
-        self, factory: str, arguments: Mapping[str, Any], environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.ops_worker", factory, json.dumps(arguments)],
+            command,
             cwd=ROOT,
             env={**os.environ, **(environment or {})},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-
-    def __call__(self) -> float:
-        return float(self.ask("time"))
 
     def ask(self, command: str) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -135,6 +127,21 @@ class Worker:
 
     def close(self) -> None:
         self._process.communicate()
+
+
+class Worker(Process):
+    """A variant in a process of its own (benchmarks.ops_worker): other environment variables, or a memory of its own.
+
+    Calling it runs the variant once there and answers the seconds.
+    """
+
+    def __init__(
+        self, factory: str, arguments: Mapping[str, Any], environment: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__([sys.executable, "-m", "benchmarks.ops_worker", factory, json.dumps(arguments)], environment)
+
+    def __call__(self) -> float:
+        return float(self.ask("time"))
 
 
 def peak_bytes(factory: str, **arguments: Any) -> int:

@@ -43,9 +43,9 @@ def check(settings: Settings) -> dict[str, float]:
     """Error of the real encoder on real batches against the padded one in float64, no dropout, the same parameters."""
     errors = {}
     with tempfile.TemporaryDirectory() as scratch:
-        store = _store(settings, Path(scratch))
+        store = store_like_ml1m(settings, Path(scratch))
         for model, name in MODELS.items():
-            config = _config(model, store)
+            config = config_of(model, store)
             trainer = Trainer(config, Store.open(store), Path(scratch) / model)
             batch = _batches(trainer, 1, users=8)[0]
             padded = _padded(config, trainer.store.num_items).model.double().eval()
@@ -61,19 +61,19 @@ def measure(settings: Settings) -> Part:
     part = Part()
     tune_allocator()
     with tempfile.TemporaryDirectory() as scratch:
-        store = _store(settings, Path(scratch))
+        store = store_like_ml1m(settings, Path(scratch))
         for model, name in MODELS.items():
             _measure_model(model, name, store, Path(scratch), settings, part)
     return part
 
 
 def _measure_model(model: str, name: str, store: Path, scratch: Path, settings: Settings, part: Part) -> None:
-    config = _config(model, store)
+    config = config_of(model, store)
     trainer = Trainer(config, Store.open(store), scratch / model)
     trainer.open_logs()
     steps = STEPS_QUICK if settings.quick else STEPS
     try:
-        running = _endless(trainer)
+        running = endless(trainer)
         recipe = _padded(config, trainer.store.num_items)
         padded = itertools.cycle([_padded_batch(batch) for batch in _batches(trainer, steps)])
         logged: list[dict[str, Any]] = []
@@ -98,14 +98,14 @@ def _measure_model(model: str, name: str, store: Path, scratch: Path, settings: 
     }
 
 
-def _endless(trainer: Trainer) -> Iterator[dict[str, Any]]:
+def endless(trainer: Trainer) -> Iterator[dict[str, Any]]:
     """The run's steps, one epoch after the other, without their evaluations."""
     while True:
         yield from trainer.steps(plan_epoch(trainer.pairs, trainer.progress.epoch, trainer.config.train))
         trainer.progress.epoch, trainer.progress.batches = trainer.progress.epoch + 1, 0
 
 
-def _config(model: str, store: Path) -> Config:
+def config_of(model: str, store: Path) -> Config:
     config = load(ROOT / "configs" / "ml-1m" / f"{model}.toml")
     threads = torch.get_num_threads()
     return dataclasses.replace(
@@ -115,15 +115,20 @@ def _config(model: str, store: Path) -> Config:
     )
 
 
-def _store(settings: Settings, folder: Path) -> Path:
+def store_like_ml1m(settings: Settings, folder: Path) -> Path:
     """MovieLens-1M, or a store of its size and its users' lengths."""
     if settings.data is not None and (settings.data / "movielens-1m" / "ml-1m.zip").exists():
         return store_of(settings.data, folder, "file")
-    lengths = Shape("ml-1m", cap=1 << 30, users=USERS, heads=1, dim=1).lengths()
+    return random_store(folder, USERS)
+
+
+def random_store(folder: Path, users: int) -> Path:
+    """Random events of users as long as MovieLens-1M's."""
+    lengths = Shape("ml-1m", cap=1 << 30, users=users, heads=1, dim=1).lengths()
     times, _ = event_times(lengths)
-    users = np.repeat(np.arange(USERS), lengths.numpy())
-    items = np.random.default_rng(0).integers(0, ITEMS, len(users))
-    log = pa.table({"user": users, "item": items, "time": times.numpy()})
+    owners = np.repeat(np.arange(users), lengths.numpy())
+    items = np.random.default_rng(0).integers(0, ITEMS, len(owners))
+    log = pa.table({"user": owners, "item": items, "time": times.numpy()})
     prepare_frame(log, folder / "random-ml-1m", user="user", item="item", time="time")
     return folder / "random-ml-1m"
 
