@@ -67,18 +67,18 @@ class Side:
 
 def environment(folder: Path, make: bool) -> Path:
     """The Python that has RecTools; raises OSError with the reason where there is none."""
-    python, done = folder / "bin" / "python", folder / ".installed"
-    if not done.exists():
+    python, done, wanted = folder / "bin" / "python", folder / ".installed", "\n".join(REQUIREMENTS)
+    if not done.exists() or done.read_text() != wanted:
         if not make:
-            raise OSError(f"no environment {folder.name}: a full run makes it")
+            raise OSError(f"no environment {folder.name} with {wanted.splitlines()[-1]}: a full run makes it")
         for command in (
-            [sys.executable, "-m", "venv", folder],
+            [sys.executable, "-m", "venv", "--clear", folder],
             [python, "-m", "pip", "install", "--quiet", *REQUIREMENTS],
         ):
             said = subprocess.run(command, capture_output=True, text=True, check=False)
             if said.returncode:
                 raise OSError(f"the environment cannot be made: {(said.stderr.strip().splitlines() or ['?'])[-1]}")
-        done.touch()
+        done.write_text(wanted)
     return python
 
 
