@@ -1,5 +1,8 @@
 """Matrix products: the same numbers from either library, which one by a fixed rule."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -54,6 +57,46 @@ def test_the_rule_goes_by_the_processor(
     library, reason = gemm.rule()
     assert (library, gemm.take("auto")) == (wanted, wanted)
     assert vendor[-3:] in reason
+
+
+STRICT = """
+import torch
+from turbogr.ops.gemm import gemm, take
+take("mkl")
+generator = torch.Generator().manual_seed(0)
+for tokens, width in ((953, 50), (2000, 128), (37, 256)):
+    a, b = torch.randn(tokens, width, generator=generator), torch.randn(tokens, 4 * width, generator=generator)
+    weights = torch.randn(width, 4 * width, generator=generator)
+    for left, right in ((a.T, b), (b, weights.T)):
+        torch.set_num_threads(1)
+        once = gemm(left, right)
+        torch.set_num_threads(2)
+        assert torch.equal(once, gemm(left, right)), (tokens, width)
+"""
+
+
+@pytest.mark.skipif(gemm.strict_mode() is None, reason="MKL has no such mode on this processor")
+def test_threads_change_no_bit_of_mkls_products() -> None:
+    """Catches: sums over tokens that MKL shares among its threads, and a variable that is set after it was read."""
+    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    subprocess.run([sys.executable, "-c", STRICT], env=environment, check=True)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "able", "wanted"),
+    [
+        ("GenuineIntel", {"avx2": True, "avx512_f": True}, "AVX512,STRICT"),
+        ("GenuineIntel", {"avx2": True, "avx512_f": False}, "AVX2,STRICT"),
+        ("AuthenticAMD", {"avx2": True, "avx512_f": True}, None),
+    ],
+)
+def test_the_strict_mode_goes_by_the_processor(
+    vendor: str, able: dict[str, bool], wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a mode that MKL answers with SSE2 code."""
+    monkeypatch.setattr(gemm, "_vendor_and_family", lambda: (vendor, "6"))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    assert gemm.strict_mode() == wanted
 
 
 def test_a_choice_overrides_the_rule_and_is_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:

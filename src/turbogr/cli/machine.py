@@ -1,6 +1,7 @@
 """What this machine has, which backend each operator takes and why, and what it can do at best: gathered, printed."""
 
 import importlib.metadata
+import os
 import platform
 import sys
 from typing import Any
@@ -66,7 +67,8 @@ def measured(device: torch.device) -> dict[str, dict[str, float]]:
 def gemm_facts(figures: dict[str, dict[str, float]] | None) -> dict[str, str]:
     """The library of fp32 matrix products that the rule takes, and whether it measured faster here."""
     library, reason = gemm.rule()
-    said = {"library": library, "reason": reason}
+    mode = os.environ.get("MKL_CBWR")
+    said = {"library": library, "reason": reason, "MKL_CBWR": mode or "not set: MKL's last bits may depend on threads"}
     ways = {"mkl": "torch.mm", "onednn": "oneDNN"}
     rates = {name: (figures or {}).get("cpu", {}).get(f"gemm_float32_{way}_gflops") for name, way in ways.items()}
     known = {name: rate for name, rate in rates.items() if rate is not None}
