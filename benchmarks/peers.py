@@ -38,7 +38,7 @@ MODELS = {
 """Key of the figures -> (recipe in configs/ml-1m, RecTools' class)."""
 REQUIREMENTS = ("torch==2.13.0", "numpy<2", "rectools[torch]==0.19.0")
 ROUNDS, ROUNDS_QUICK = 7, 1
-STEPS = {"ours": 48, "theirs": 6}
+STEPS = {"ours": 24, "theirs": 4}
 STEPS_QUICK = {"ours": 4, "theirs": 1}
 """In a round; ours does more in less time. One round of each warms up."""
 USERS_QUICK = 1024

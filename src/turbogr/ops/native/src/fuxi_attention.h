@@ -66,7 +66,8 @@ struct Decay {
   float alpha = 0, beta = 0, log_gamma = 0;
 
   explicit Decay(const float* given) {
-    if (given) alpha = given[0], beta = given[1], log_gamma = float(__builtin_log(double(given[2])));
+    // logl: a call of log would bind to glibc 2.29, which some systems that torch still runs on have not
+    if (given) alpha = given[0], beta = given[1], log_gamma = float(__builtin_logl(given[2]));
   }
 
   struct Cell {
