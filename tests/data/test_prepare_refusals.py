@@ -191,3 +191,20 @@ def test_many_bad_rows_are_never_held_at_once(tmp_path: Path, monkeypatch: pytes
     assert manifest.rejected_rows == len(rows) and len(lines) == len(rows) + 1
     assert [int(line.split(",")[1]) for line in lines[1:]] == list(range(4, 4 + len(rows)))
     assert max(fetched) < 100
+
+
+@pytest.mark.parametrize(("line", "first"), [("1,2", "2 fields"), ("\xff,\xff,1,2", "4 fields|the line is no UTF-8")])
+def test_more_refused_lines_than_are_noted_are_never_dropped_uncounted(
+    line: str, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB counts faults, of which a line may have several, and drops those after its limit without a word."""
+    monkeypatch.setattr("turbogr.data.sources.reading.REFUSED_LINES", 100)
+    path, lines = tmp_path / "log.csv", ["u,i,t", "1,1,1", "1,2,2"]
+    path.write_bytes("\n".join([*lines, *[line] * 30, ""]).encode("latin-1"))
+    prepare(Table(path, COLUMNS), tmp_path / "store", SKIP)
+    assert Store.open(tmp_path / "store").manifest.rejected_rows == 30
+    path.write_bytes("\n".join([*lines, *[line] * 300, ""]).encode("latin-1"))
+    for options in (SKIP, None):
+        with pytest.raises(DataError, match=rf"log\.csv, line 4: ({first}).* lines or more, too many to set aside"):
+            prepare(Table(path, COLUMNS), tmp_path / "second", options)
+    assert not (tmp_path / "second").exists()

@@ -104,6 +104,17 @@ def test_every_bad_line_of_string_ids_is_found_where_it_stands(
             assert [(row["file"], row["line"], row["text"]) for row in csv.DictReader(stream)] == expected
 
 
+def test_a_log_that_ends_in_many_megabytes_of_refused_lines_has_them_all_counted(tmp_path: Path) -> None:
+    """DuckDB's parallel reader ends a file where a thread's whole part of it holds no row, and notes no line behind."""
+    log = ["u,i,t", *(f"{number % 9},{number},{number}" for number in range(1000)), *["9," + "x" * 2000] * 15_000]
+    (tmp_path / "log.csv").write_text("\n".join(log) + "\n")
+    options = PrepareOptions(skip_bad_rows=True, threads=2)
+    manifest = prepare(Table(tmp_path / "log.csv", COLUMNS), tmp_path / "s", options)
+    assert (manifest.events, manifest.rejected_rows) == (1000, 15_000)
+    with (tmp_path / "s" / "rejects.csv").open() as stream:
+        assert [int(row["line"]) for row in csv.DictReader(stream)] == list(range(1002, 16_002))
+
+
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
 def test_bad_rows_of_other_formats_are_named_by_file_and_row(tmp_path: Path, ending: str) -> None:
     (tmp_path / "raw").mkdir()
@@ -118,6 +129,14 @@ def test_bad_rows_of_other_formats_are_named_by_file_and_row(tmp_path: Path, end
 def test_a_bad_row_of_a_frame_is_named_by_its_place_from_zero(tmp_path: Path) -> None:
     frame = pa.table({"u": [1, 1, 1], "i": [1, 2, 3], "t": [1, 2, -3]})
     with pytest.raises(DataError, match=r"the frame, row 2: t is negative \(-3\)"):
+        prepare_frame(frame, tmp_path / "s", user="u", item="i", time="t")
+
+
+@pytest.mark.parametrize("time", ["1.5", "1e3", "2020-01-01"])
+def test_a_time_as_text_is_never_rounded(tmp_path: Path, time: str) -> None:
+    """A cast to int64 made 2 of 1.5."""
+    frame = pa.table({"u": [1, 1, 1], "i": [1, 2, 3], "t": ["1", "2", time]})
+    with pytest.raises(DataError, match=rf"the frame, row 2: t '{time}' is not a plain integer"):
         prepare_frame(frame, tmp_path / "s", user="u", item="i", time="t")
 
 

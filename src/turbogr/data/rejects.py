@@ -1,6 +1,7 @@
 """Rows of a raw log that cannot be used: named in an error, or written to `rejects.csv` and counted.
 
-They are gathered in tables on disk, because there may be as many of them as the log has rows:
+They are gathered in tables on disk, because there may be as many of them as the log has rows (lines that are no rows at
+all pass through memory, and too many of them are refused):
 
     unparsed  (file, line, message, text)     lines that the CSV reader refused
     invalid   (file, line, fault, found, raw) rows without an id, a time, ..., or with a negative time
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from turbogr.data.engine import Engine
-from turbogr.data.sources.reading import Log, texts
+from turbogr.data.sources.reading import CsvRows, Log, TypedRows, texts
 from turbogr.errors import DataError
 
+_FILE = "CAST(list_position({}, file_path) - 1 AS INTEGER)"
 IN_ORDER = "SELECT * FROM unparsed FULL JOIN invalid USING (file, line) ORDER BY file, line"
 
 
@@ -62,14 +64,34 @@ def _write(engine: Engine, log: Log, target: Path) -> None:
 
 def _gather_unparsed(engine: Engine, log: Log) -> None:
     """One row per line that the CSV reader refused, for its first fault."""
-    query = "SELECT NULL::INTEGER AS file, NULL::BIGINT AS line, '' AS message, '' AS text WHERE false"
-    if engine.one("SELECT count(*) FROM duckdb_tables() WHERE table_name = 'reject_errors'"):
-        query = (
-            f"SELECT DISTINCT ON (file_path, line) CAST(list_position({texts(log.rows.files)}, file_path) - 1 AS "
-            "INTEGER) AS file, CAST(line AS BIGINT) AS line, error_message AS message, csv_line AS text "
-            "FROM reject_errors JOIN reject_scans USING (scan_id, file_id) ORDER BY file_path, line, column_idx"
+    rows = log.rows
+    if isinstance(rows, TypedRows) or not engine.one(
+        "SELECT count(*) FROM duckdb_tables() WHERE table_name = 'reject_errors'"
+    ):
+        engine.run("CREATE TABLE unparsed (file INTEGER, line BIGINT, message VARCHAR, text VARCHAR)")
+        return
+    engine.run(
+        f"CREATE TABLE unparsed AS SELECT DISTINCT ON (file_path, line) {_FILE.format(texts(rows.files))} AS file, "
+        "CAST(line AS BIGINT) AS line, error_message AS message, csv_line AS text "
+        "FROM reject_errors JOIN reject_scans USING (scan_id, file_id) ORDER BY file_path, line, column_idx"
+    )
+    _require_all_noted(engine, rows)
+
+
+def _require_all_noted(engine: Engine, rows: CsvRows) -> None:
+    """Nothing is dropped uncounted: where as many faults of a file are noted as ever are, there may be more."""
+    crowded = (
+        f"SELECT {_FILE.format(texts(rows.files))} AS file FROM reject_errors JOIN reject_scans "
+        f"USING (scan_id, file_id) GROUP BY file_path HAVING count(*) >= {rows.refused_limit}"
+    )
+    for file, line, message, lines in engine.all(
+        "SELECT file, min(line), arg_min(message, line), count(*) FROM unparsed "
+        f"WHERE file IN ({crowded}) GROUP BY file ORDER BY file LIMIT 1"
+    ):
+        raise DataError(
+            f"{rows.files[file]}, line {line}: {_refusal(message)}, and so in {lines:,} lines or more, too many to "
+            "set aside: mend the file, or convert it to Parquet."
         )
-    engine.run(f"CREATE TABLE unparsed AS {query}")
 
 
 def _gather_invalid(engine: Engine, log: Log) -> None:

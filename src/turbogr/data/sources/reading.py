@@ -12,6 +12,9 @@ from typing import Protocol
 from turbogr.data.engine import Engine
 from turbogr.errors import DataError, did_you_mean
 
+REFUSED_LINES = 2_000_000
+"""Fewer lines than this that are no rows are set aside; DuckDB keeps each in about a kilobyte of memory."""
+
 
 @dataclass(frozen=True)
 class Value:
@@ -26,7 +29,7 @@ class Value:
 
 @dataclass(frozen=True)
 class CsvRows:
-    """CSV files, every field as text: DuckDB's typed columns would round or guess what must be refused (1.5, 1e3, 007)."""
+    """CSV files, every field as text: DuckDB's typed columns would round what must be refused (1.5, 1e3, 007)."""
 
     paths: Sequence[Path]
     columns: Sequence[str]
@@ -49,13 +52,18 @@ class CsvRows:
         return self.relation("ignore_errors = false")
 
     @property
+    def refused_limit(self) -> int:
+        """Of one file: DuckDB notes no more faults of its lines, and says nothing."""
+        return max(REFUSED_LINES // len(self.paths), 1)
+
+    @property
     def careful(self) -> str:
-        """Lines that are no rows go to DuckDB's reject table, at about a kilobyte of memory each.
+        """Lines that are no rows go to DuckDB's reject table.
 
         Without `parallel = false` DuckDB 2.0 ends a file, rejects and rows behind them too, where a thread's whole
         part of it (8 MB) holds no row.
         """
-        return self.relation("parallel = false, store_rejects = true, rejects_limit = 0")
+        return self.relation(f"parallel = false, store_rejects = true, rejects_limit = {self.refused_limit}")
 
     def relation(self, faults: str) -> str:
         columns = ", ".join(f"{text(n)}: 'VARCHAR'" for n in self.columns)

@@ -262,4 +262,6 @@ def _time(kind: str, mapping: Mapping) -> tuple[Value, int]:
     if kind in FLOATS or kind.startswith("DECIMAL"):
         sql = f"TRY_CAST(round(TRY_CAST({column} AS DOUBLE) * {1_000_000 // mapping.units}) AS BIGINT)"
         return Value(mapping.time, sql, "a number"), 1_000_000
+    if kind == "VARCHAR":
+        return integer(mapping.time), mapping.units
     return Value(mapping.time, f"TRY_CAST({column} AS BIGINT)", "an integer of 64 bits"), mapping.units
