@@ -18,10 +18,12 @@ from turbogr.config import ModelConfig
 from turbogr.hardware import compiler
 from turbogr.jagged import offsets_of
 from turbogr.models import Sequences, build_encoder
-from turbogr.ops import dropout, embedding, hstu_attention, hstu_layer, position_input
+from turbogr.ops import dropout, embedding, hstu_attention, hstu_layer, position_input, sampled_softmax
 from turbogr.ops.graph_operator import GraphOperator
 from turbogr.ops.hstu_attention.reference import Bias, Mask
 from turbogr.ops.hstu_layer.layer import Layer, Weights
+from turbogr.ops.philox import Purpose
+from turbogr.ops.sampled_softmax import UniformDraws
 
 LENGTHS = [9, 0, 1, 20]
 TOKENS, WIDTH, HEADS, MAX_LEN = sum(LENGTHS), 8, 2, 32
@@ -54,6 +56,15 @@ def input_arguments(noise: dropout.Noise | None) -> tuple[Any, ...]:
     return leaf(TOKENS, WIDTH), leaf(MAX_LEN, WIDTH, seed=1), NOISE.positions, 2.0, mask, None
 
 
+DRAWS = UniformDraws(NOISE.key(Purpose.NEGATIVES, 0), NOISE.users, NOISE.positions, 7, 50)
+
+
+def loss_arguments(given: Tensor | None, draws: UniformDraws | None) -> tuple[Any, ...]:
+    wanted = given is not None
+    query, rows = (x.detach().requires_grad_(wanted) for x in (leaf(TOKENS, WIDTH), leaf(50, WIDTH, seed=1)))
+    return query, rows, torch.arange(TOKENS), given, draws, 0.5, None, 1e-6, wanted, None
+
+
 CALLS: dict[str, tuple[GraphOperator, tuple[Any, ...]]] = {
     "attention": (hstu_attention.GRAPH_OPERATOR, attention_arguments(Mask(), biases())),
     "attention, every option": (
@@ -70,6 +81,8 @@ CALLS: dict[str, tuple[GraphOperator, tuple[Any, ...]]] = {
         embedding.lookup.GRAPH_OPERATOR,
         (leaf(9, WIDTH), torch.tensor([8, 8, 2, 0]), torch.tensor([0, 4]), 0, 1, None),
     ),
+    "loss": (sampled_softmax.GRAPH_OPERATOR, loss_arguments(torch.randint(0, 50, (TOKENS, 7)), None)),
+    "loss, drawn": (sampled_softmax.GRAPH_OPERATOR, loss_arguments(None, DRAWS)),
     "input": (position_input.GRAPH_OPERATOR, input_arguments(NOISE)),
     "input, evaluated": (position_input.GRAPH_OPERATOR, input_arguments(None)),
 }
@@ -141,7 +154,47 @@ def test_the_whole_encoder_is_one_graph() -> None:
     check_compiled(*encoder_run(small_model("hstu"), random_sequences([5, 1, 12], noise=NOISE_OF_18)), "aot_eager")
 
 
+def test_lookup_encoder_and_loss_are_one_graph() -> None:
+    """Catches: a break between the operators of a training step."""
+    config, tokens = small_model("hstu"), 18
+    encoder, sequences = build_encoder(config, 0), random_sequences([5, 1, 12], noise=NOISE_OF_18)
+    table, items = leaf(50, config.dim), torch.arange(tokens) % 7
+    draws = UniformDraws(NOISE_OF_18.key(Purpose.NEGATIVES, 0), NOISE_OF_18.users, NOISE_OF_18.positions, 7, 50)
+
+    def run() -> Tensor:
+        (rows,) = embedding.embedding_lookup([table], items, torch.tensor([0, tokens]))
+        encoded = encoder(rows, sequences)
+        return sampled_softmax.sampled_softmax(encoded, table, (items + 1) % 50, draws, temperature=0.05)[0]
+
+    leaves = [table, *encoder.parameters()]
+    wanted = [found.to_dense() for found in torch.autograd.grad(run(), leaves)]
+    torch._dynamo.reset()
+    got = torch.autograd.grad(torch.compile(run, backend="aot_eager", fullgraph=True)(), leaves)
+    for one, other in zip(got, wanted, strict=True):
+        assert_close(one, other, 1e-6)
+
+
 NOISE_OF_18 = noise_of(torch.tensor([0, 5, 6, 18]))
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_the_loss_is_one_node_of_a_graph(drawn: bool) -> None:
+    """Catches: losses that lead into the backward, a table's gradient that stays sparse."""
+    query, rows, log_q = leaf(TOKENS, WIDTH), leaf(50, WIDTH, seed=1), torch.rand(50).log()
+    positive = torch.arange(TOKENS)
+    negatives = DRAWS if drawn else torch.randint(0, 50, (TOKENS, 7))
+
+    def run() -> Tensor:
+        total, losses = sampled_softmax.sampled_softmax(query, rows, positive, negatives, temperature=0.5, log_q=log_q)
+        assert not losses.requires_grad
+        return torch.cat((total.view(1), losses.detach()))
+
+    out = run()
+    wanted = [out, *(found.to_dense() for found in torch.autograd.grad(out.square().sum(), [query, rows]))]
+    torch._dynamo.reset()
+    got = values_and_gradients(torch.compile(run, backend="aot_eager", fullgraph=True), [query, rows])
+    for one, other in zip(got, wanted, strict=True):
+        assert_close(one, other, 1e-6)
 
 
 @pytest.mark.parametrize("tables", [1, 3])

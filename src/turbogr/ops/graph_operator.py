@@ -79,8 +79,12 @@ class GraphOperator:
             _count(f"{name}_backward", self._backward, backward_flops)
 
     def __call__(self, *args: Any) -> Tensor:
-        answer: Tensor = self.forward(*self._forward.flatten(args))[0]
-        return answer
+        return self.answers(*args)[0]
+
+    def answers(self, *args: Any) -> list[Tensor]:
+        """The answer and all that is kept for the backward."""
+        found: list[Tensor] = self.forward(*self._forward.flatten(args))
+        return found
 
     def flat(self, *args: Any) -> list[Any]:
         """The registered operator's arguments."""

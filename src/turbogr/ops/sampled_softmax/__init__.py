@@ -7,9 +7,13 @@ answer: sum_t loss_t and, for diagnosis, every loss_t
 T tokens, R negatives, U rows, D width
 """
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from turbogr.ops import native
+from turbogr.ops.graph_operator import GraphOperator, watched
 from turbogr.ops.registry import Backend, register
 from turbogr.ops.sampled_softmax.cpu import loss_cpu
 from turbogr.ops.sampled_softmax.draws import UniformDraws, by_ids
@@ -45,7 +49,7 @@ def sampled_softmax(
         query: [T, D]. rows: [U, D], distinct items.
         positive: int64 [T], negatives: int64 [T, R]; indices into `rows`. Or `UniformDraws`: the negatives are drawn
             inside, `rows` is a whole table that is read in place, and its gradient is a coalesced sparse tensor, as
-            that of `embedding_lookup`.
+            that of `embedding_lookup` (dense in a graph of torch.compile).
         temperature: divides the cosine.
         log_q: [U] log of every row's sampling probability, or None for no correction.
         eps: smallest norm that is divided by.
@@ -63,6 +67,51 @@ def sampled_softmax(
         )
     if isinstance(negatives, UniformDraws) and negatives.bound != len(rows):
         raise ValueError(f"negatives are drawn from {negatives.bound} items, the table has {len(rows)} rows.")
+    if watched():
+        given, draws = (negatives, None) if isinstance(negatives, Tensor) else (None, negatives)
+        wanted = torch.is_grad_enabled() and (query.requires_grad or rows.requires_grad)
+        found = GRAPH_OPERATOR.answers(query, rows, positive, given, draws, temperature, log_q, eps, wanted, backend)
+        return found[0], found[1].detach()
     chosen, _ = OPERATOR.pick(query.device, backend)
     total, losses = chosen.run(query, rows, positive, negatives, temperature, log_q, eps)
     return total, losses
+
+
+def _graph_forward(
+    query: Tensor,
+    rows: Tensor,
+    positive: Tensor,
+    given: Tensor | None,
+    draws: UniformDraws | None,
+    temperature: float,
+    log_q: Tensor | None,
+    eps: float,
+    wanted: bool,
+    backend: str | None,
+) -> list[Tensor]:
+    """[total, losses], and the gradients where they are wanted: they are found on the way."""
+    negatives = given if draws is None else draws
+    chosen, _ = OPERATOR.pick(query.device, backend)
+    leaves = [x.detach().requires_grad_(wanted) for x in (query, rows)]
+    with torch.set_grad_enabled(wanted):
+        total, losses = chosen.run(*leaves, positive, negatives, temperature, log_q, eps)
+    if not wanted:
+        return [total, losses]
+    dquery, drows = torch.autograd.grad(total, leaves)
+    return [total.detach(), losses.detach(), dquery, drows.to_dense()]
+
+
+def _graph_backward(dout: Tensor, kept: list[Tensor], query: Tensor, rows: Tensor) -> list[Tensor | None]:
+    _, dquery, drows = kept
+    return [dquery * dout, drows * dout]
+
+
+def _graph_fake(query: Tensor, rows: Tensor, *others: Any) -> list[Tensor]:
+    wide = torch.promote_types(torch.promote_types(query.dtype, rows.dtype), torch.float32)
+    answers = [query.new_empty((), dtype=wide), query.new_empty(len(query), dtype=wide)]
+    return [*answers, torch.empty_like(query), torch.empty_like(rows)] if others[-2] else answers
+
+
+GRAPH_OPERATOR = GraphOperator(
+    "sampled_softmax", _graph_forward, _graph_backward, fake=_graph_fake, gradients=("query", "rows")
+)
