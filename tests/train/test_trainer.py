@@ -3,14 +3,17 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.support.no_torch_cuda import forbidden
 from tests.support.small_run import chained_store, small_config
+from turbogr.data.split import Which
 from turbogr.data.store import Store
 from turbogr.errors import ConfigError, TrainingError, UserError
+from turbogr.evaluate import Evaluation
 from turbogr.ops import gemm
 from turbogr.train import checkpoint
 from turbogr.train.metrics import read_lines
@@ -193,6 +196,25 @@ def test_a_kill_after_any_write_of_an_epochs_end_resumes_to_the_same_report(
         resumed = train(config, run, resume=True)
         assert resumed["best"] == whole["best"] and resumed["last"] == whole["last"]
         assert [line["epoch"] for line in read_lines(run / "epochs.jsonl")] == [1, 2, 3, 4]
+
+
+def test_the_last_epoch_is_not_ranked_again_for_the_result(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranked, real = [], Trainer._metrics
+
+    def metrics(self: Trainer, which: Which, *rest: Any) -> Evaluation:
+        ranked.append(which)
+        return real(self, which, *rest)
+
+    monkeypatch.setattr(Trainer, "_metrics", metrics)
+    result = train(small_config(store), tmp_path / "plain")
+    assert ranked == ["test", "test"]  # two epochs
+    *_, last = read_lines(tmp_path / "plain" / "epochs.jsonl")
+    assert result["last"]["metrics"].items() <= last.items() and result["card"]["which"] == "test"
+    ranked.clear()
+    result = train(small_config(store, split__protocol="leave-one-out-validation"), tmp_path / "validated")
+    assert ranked[:3] == ["validation", "validation", "test"] and result["card"]["which"] == "test"
 
 
 def test_without_validation_nothing_is_selected_unless_asked(store: Store, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class Verb(NamedTuple):
     function: str
     summary: str
     memory_knob: str = ""
-    """What to lower when this verb runs out of memory: its flags, with `or` between them."""
+    """What to lower when this verb runs out of memory: its flags."""
 
 
 VERBS = {
@@ -33,7 +33,10 @@ VERBS = {
     ),
     "data stats": Verb("turbogr.cli.data", "stats", "what a store holds"),
     "train": Verb(
-        "turbogr.cli.train", "run", "train a model on a store", "--train.batch-tokens or --train.batch-users"
+        "turbogr.cli.train",
+        "run",
+        "train a model on a store",
+        "--train.batch-tokens or --train.batch-users (evaluating: --evaluate.batch-users or --evaluate.item-chunk)",
     ),
     "evaluate": Verb("turbogr.cli.evaluate", "run", "rank the full catalogue", "--item-chunk or --batch-users"),
     "recommend": Verb("turbogr.cli.recommend", "run", "top-k items for users", "--batch-users"),

@@ -104,6 +104,7 @@ class Trainer:
         self.progress = Progress()
         self.identity = checkpoint.identity_of(config, store.path, self.threads)
         self.resumed = False
+        self._ranked: Evaluation | None = None  # the latest, where it was on the test targets
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that the run's future depends on, by name."""
@@ -223,8 +224,9 @@ class Trainer:
         """Metrics of the model as it is now, and whether it is the best so far."""
         config, progress = self.config.train, self.progress
         which: Which = "validation" if self.split.validation is not None else "test"
-        metrics = self._metrics(which, lambda note: shown.update(progress.batches, note)).metrics["model"]
-        progress.metrics = metrics
+        evaluation = self._metrics(which, lambda note: shown.update(progress.batches, note))
+        self._ranked = evaluation if which == "test" else None
+        progress.metrics = metrics = evaluation.metrics["model"]
         if self.split.validation is None and not config.select_on_test:
             return metrics  # nothing may be selected by the test: the last epoch stands
         if metrics[config.select_by] > progress.best_value:
@@ -253,9 +255,12 @@ class Trainer:
         return 0 < self.config.train.patience <= self.progress.stale_evaluations
 
     def _finish(self) -> dict[str, Any]:
-        """Test metrics of the last epoch and, where one was selected, of the best."""
+        """Test metrics of the last epoch and, where one was selected, of the best.
+
+        The last epoch was ranked at its end, unless on other targets or by a process that was killed then.
+        """
         progress = self.progress
-        last = self._metrics("test")
+        last = self._ranked or self._metrics("test")
         result: dict[str, Any] = {
             "last": {"epoch": progress.epoch, "metrics": last.metrics["model"]},
             "card": last.card,
