@@ -1,10 +1,11 @@
 """Sampled softmax compiled: native/src/sampled_softmax.cpp, one pass forward and backward.
 
-Negatives are read, or drawn inside. Candidates of a small table read it from a copy of unit rows, those of a large one
-in place. The rows' gradient leaves by id: one entry (id, token, slope) per candidate stands in the bucket of its id, in
-the order of the tokens, and is added up there, so the result is the same to the last bit for any number of threads.
+Negatives are read, or drawn inside. A row's gradient is the sum over its candidates in the order of the tokens, by
+(row, token, slope) entries sorted by row, so the result is the same to the last bit for any number of threads. Around a
+small table tokens come in parts whose entries stay in a cache and are added up at once. For a large one they wait for the
+backward, which answers the touched rows alone.
 
-T tokens, R negatives, C = 1 + R candidates of a token, N rows, U touched rows, D width, W width padded
+T tokens, P tokens of a part, R negatives, C = 1 + R candidates, N rows, U touched rows, D width, W width padded
 """
 
 import ctypes
@@ -22,12 +23,15 @@ from turbogr.ops.sampled_softmax.draws import UniformDraws, by_ids, sparse_rows
 from turbogr.ops.sampled_softmax.sparse import loss_sparse
 
 ALIGNED = 16  # floats; no vector is longer
-BLOCK, MAX_BLOCKS = 128, 512
-"""Tokens that a thread takes at a time, and the most such blocks that have places of their own in every bucket."""
-SMALLEST_BUCKET, MAX_BUCKETS = 64, 1024
-"""Rows of a bucket at least; buckets at most, unless an entry would not hold both its id and its token."""
 COPIES = 4
 """A table is copied as unit rows where every row is drawn that many times on average."""
+SMALL = 1 << 20
+"""Numbers of a table whose gradients are added up part after part."""
+PART, BLOCK = 2048, 32
+"""Tokens of a part around a small table, and of what a thread takes at a time."""
+MAX_BLOCKS = 512
+BUCKET, MAX_BUCKETS = 64, 1024
+"""Rows of a bucket at least; buckets at most, unless an entry would not hold both its row and its token."""
 KEY_BITS = 32
 """Of an entry, for its token and its row's number in the bucket."""
 
@@ -45,17 +49,17 @@ class Job(ctypes.Structure):
         ("scale", c_float),
         ("eps", c_float),
         *((name, c_void_p) for name in ("total", "losses", "dquery", "outside")),
-        *((name, c_void_p) for name in ("unit_query", "unit_rows", "candidates", "entries", "places")),
-        *((name, c_void_p) for name in ("first_entry", "first_row")),
-        *((name, c_int64) for name in ("blocks", "buckets")),
+        *((name, c_void_p) for name in ("unit_query", "unit_rows", "sums", "touched", "candidates", "entries")),
+        *((name, c_void_p) for name in ("places", "first_entry", "first_row")),
+        *((name, c_int64) for name in ("part", "block", "buckets")),
         *((name, c_int) for name in ("shift", "token_bits", "gradients", "threads")),
     )
 
 
 @functools.cache
 def _compiled(name: str) -> Callable[..., Any]:
-    types = {"tokens": (POINTER(Job),), "rows": (POINTER(Job), c_float, c_void_p, c_void_p)}
-    return function("sampled_softmax", f"sampled_softmax_{name}", *types[name])
+    types = {"tokens": (), "rows": (c_float, c_void_p, c_void_p), "summed_rows": (c_float, c_int64, c_void_p, c_void_p)}
+    return function("sampled_softmax", f"sampled_softmax_{name}", POINTER(Job), *types[name])
 
 
 @dataclass(frozen=True)
@@ -100,57 +104,72 @@ class Known:
     job: Job
     inputs: Inputs
     dquery: Tensor  # [T, D]
-    unit_query: Tensor  # [T, W]
+    sums: Tensor | None  # [N, W] gradients of the unit rows
+    touched: Tensor | None  # bool [N]
+    unit_query: Tensor  # [T, W], where there are no sums
     entries: Tensor  # int64 [T * C]
     first_entry: Tensor  # int64 [buckets + 1]
     first_row: Tensor  # int64 [buckets + 1]
 
     def row_gradients(self, scale: float) -> tuple[Tensor, Tensor]:
         """(touched rows [U] ascending, `scale` times their gradients [U, D])."""
-        touched = int(self.first_row[-1])
-        ids, values = torch.empty(touched, dtype=torch.int64), torch.empty(touched, self.inputs.query.shape[1])
-        self._add(scale, ids, values)
+        self.job.threads = torch.get_num_threads()
+        if self.touched is not None:
+            ids = self.touched.nonzero().squeeze(1)
+            values = torch.empty(len(ids), self.inputs.rows.shape[1])
+            _compiled("summed_rows")(self.job, scale, len(ids), address(ids), address(values))
+            return ids, values
+        ids = torch.empty(int(self.first_row[-1]), dtype=torch.int64)
+        values = torch.empty(len(ids), self.inputs.rows.shape[1])
+        _compiled("rows")(self.job, scale, address(ids), address(values))
         return ids, values
 
     def dense_row_gradients(self, scale: float) -> Tensor:
         """[N, D]"""
-        values = torch.zeros_like(self.inputs.rows)
-        self._add(scale, None, values)
-        return values
-
-    def _add(self, scale: float, ids: Tensor | None, values: Tensor) -> None:
         self.job.threads = torch.get_num_threads()
-        _compiled("rows")(self.job, scale, address(ids), address(values))
+        values = torch.zeros_like(self.inputs.rows)
+        if self.sums is not None:
+            _compiled("summed_rows")(self.job, scale, len(values), None, address(values))
+        else:
+            _compiled("rows")(self.job, scale, None, address(values))
+        return values
 
 
 def forward(x: Inputs, temperature: float, eps: float, gradients: bool) -> tuple[Tensor, Tensor, Known | None]:
     """(sum of losses, losses [T], what the backward needs where `gradients` are wanted)."""
     (tokens, width), num_rows, candidates = x.query.shape, len(x.rows), x.candidates
     assert tokens * candidates < 1 << 32 and num_rows < 1 << 31
-    token_bits = max(tokens - 1, 0).bit_length()
-    shift = min(KEY_BITS - token_bits, (max(SMALLEST_BUCKET, -(-num_rows // MAX_BUCKETS)) - 1).bit_length())
-    blocks, buckets = min(-(-tokens // BLOCK), MAX_BLOCKS), -(-num_rows >> shift)
     padded = -(-width // ALIGNED) * ALIGNED
-    copied, kept = num_rows * COPIES <= tokens * candidates, tokens if gradients else 0
+    copied = num_rows * COPIES <= tokens * candidates
+    summed = copied and num_rows * padded <= SMALL and gradients
+    part = min(tokens, PART) if summed else tokens
+    block = max(BLOCK, -(-part // MAX_BLOCKS))
+    token_bits = max(part - 1, 0).bit_length()
+    shift = min(KEY_BITS - token_bits, (max(BUCKET, -(-num_rows // MAX_BUCKETS)) - 1).bit_length())
+    buckets = -(-num_rows >> shift)
+    kept = part * candidates if gradients else 0
     out = {"total": torch.empty(()), "losses": torch.empty(tokens), "outside": torch.full((), -1)}
     keep = {
-        "dquery": torch.empty(kept, width),
-        "unit_query": torch.empty(tokens, padded),
-        "entries": torch.empty(kept * candidates, dtype=torch.int64),
+        "dquery": torch.empty(tokens if gradients else 0, width),
+        "sums": torch.empty(num_rows, padded) if summed else None,
+        "touched": torch.empty(num_rows, dtype=torch.bool) if summed else None,
+        "unit_query": torch.empty(part, padded),
+        "entries": torch.empty(kept, dtype=torch.int64),
         "first_entry": torch.empty(buckets + 1, dtype=torch.int64),
         "first_row": torch.empty(buckets + 1, dtype=torch.int64),
     }
     scratch = {
         "unit_rows": torch.empty(num_rows, padded) if copied else None,
-        "candidates": torch.empty(tokens * candidates + ALIGNED, dtype=torch.int32),
-        "places": torch.empty(blocks * buckets, dtype=torch.int32),
+        "candidates": torch.empty(part * candidates + ALIGNED, dtype=torch.int32),
+        "places": torch.empty(-(-part // block) * buckets, dtype=torch.int32),
     }
     job = Job(
         padded=padded,
         scale=1.0 / temperature,
         eps=eps,
         gradients=gradients,
-        blocks=blocks,
+        part=part,
+        block=block,
         buckets=buckets,
         shift=shift,
         token_bits=token_bits,

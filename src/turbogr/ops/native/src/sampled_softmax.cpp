@@ -5,12 +5,15 @@
 //   slope(t, r) = dloss_t / dc(t, r) = (softmax_r - [r = 0]) * scale
 //   dunit(query_t) = sum_r slope(t, r) unit(row),   dunit(row) = sum over (t, r) of that row: slope(t, r) unit(query_t)
 //
-// `sampled_softmax_tokens` draws the candidates, counts them by range of ids ("bucket"), works through the tokens and
-// leaves one entry (id, token, slope) per candidate in its bucket. Entries of a bucket stand in the order of the tokens
-// whatever the number of threads. `sampled_softmax_rows` adds them up, bucket after bucket: only the gradients of one
-// bucket's touched rows are held at a time, in a cache, and leave in the order of the ids.
+// Tokens are worked on part after part. A part draws its candidates, counts them by range of ids ("bucket"), works through
+// the tokens and leaves one entry (id, token, slope) per candidate in its bucket, in the order of the tokens whatever the
+// number of threads. A bucket's entries are then sorted by row and added up row by row, in registers.
 //
-// T tokens, R negatives, C = 1 + R candidates of a token, N rows of the table, D columns, W columns padded
+// A small table is copied as unit rows, and its rows' gradients are added up after each part, all of which stays in a
+// cache. For a large one all tokens are one part: its entries wait until the gradients are asked for, which then leave
+// bucket after bucket, those of the touched rows only.
+//
+// T tokens, P of them in a part, R negatives, C = 1 + R candidates of a token, N rows, D columns, W columns padded
 #include "sampled_softmax.h"
 
 #include <algorithm>
@@ -33,19 +36,19 @@ struct Job {
   float scale, eps;
   float *total, *losses, *dquery;  // [1] [T] [T, D]
   int64_t* outside;                // [1] a token with a candidate that is no row; untouched where there is none
-  // kept from one call to the other
-  float *unit_query, *unit_rows;   // [T, W], [N, W] or null: rows are read in place
-  int32_t* candidates;             // [T * C + 16]
-  uint64_t* entries;               // [T * C]
+  float *unit_query, *unit_rows;   // [P, W], [N, W] or null: rows are read in place
+  float* sums;                     // [N, W] gradients of the unit rows, or null: entries are kept instead
+  uint8_t* touched;                // [N] beside them: whether a row has an entry
+  int32_t* candidates;             // [P * C + 16]
+  uint64_t* entries;               // [P * C]
   uint32_t* places;                // [blocks, buckets]
-  int64_t *first_entry, *first_row;  // [buckets + 1]
-  int64_t blocks, buckets;
-  int shift, token_bits;  // bucket of an id: id >> shift; bits that hold any token
-  int gradients;          // whether they are wanted
+  int64_t *first_entry, *first_row;  // [buckets + 1], of the last part
+  int64_t part, block, buckets;      // tokens of a part and of a block
+  int shift, token_bits;             // bucket of an id: id >> shift; bits that hold any token of a part
+  int gradients;                     // whether they are wanted
   int threads;
 
   int64_t count() const { return negatives + 1; }
-  int64_t block_begin(int64_t block) const { return tokens * block / blocks; }
   Rows in_place(const float* first) const {
     int vectors = int((width + VW - 1) / VW);
     return {first, width, vectors, int(width) - (vectors - 1) * VW};
@@ -53,10 +56,23 @@ struct Job {
   Rows with_padding(const float* first) const { return {first, padded, in_place(first).vectors, VW}; }
 };
 
+// Tokens begin .. end of a job. What is kept of a token lies at its place in the part.
+struct Part {
+  int64_t begin, end, blocks;
+  Part(const Job& job, int64_t number)
+      : begin(number * job.part), end(std::min(begin + job.part, job.tokens)), blocks((end - begin + job.block - 1) / job.block) {}
+  int64_t block_begin(const Job& job, int64_t block) const { return begin + block * job.block; }
+  int64_t block_end(const Job& job, int64_t block) const { return std::min(block_begin(job, block + 1), end); }
+  int32_t* candidates(const Job& job, int64_t t) const { return job.candidates + (t - begin) * job.count(); }
+  float* unit_query(const Job& job, int64_t t) const { return job.unit_query + (t - begin) * job.padded; }
+};
+
 // A token with a candidate that is no row gets row 0 throughout, and is told.
-static void candidates_of_block(const Job& job, int64_t block, uint32_t* counts) {
-  for (int64_t t = job.block_begin(block); t < job.block_begin(block + 1); t++) {
-    int32_t* at = job.candidates + t * job.count();
+static void candidates_of_block(const Job& job, const Part& part, int64_t block) {
+  uint32_t* counts = job.places + block * job.buckets;
+  std::fill(counts, counts + job.buckets, 0u);
+  for (int64_t t = part.block_begin(job, block); t < part.block_end(job, block); t++) {
+    int32_t* at = part.candidates(job, t);
     uint64_t highest = uint64_t(job.positive[t]);
     at[0] = int32_t(highest);
     if (job.given)
@@ -77,14 +93,14 @@ static void candidates_of_block(const Job& job, int64_t block, uint32_t* counts)
 }
 
 // counts [blocks, buckets] -> where every block's entries of every bucket begin.
-static void places_of_blocks(const Job& job) {
+static void places_of_blocks(const Job& job, const Part& part) {
   int64_t* first = job.first_entry;
   std::fill(first, first + job.buckets + 1, 0);
-  for (int64_t block = 0; block < job.blocks; block++)
+  for (int64_t block = 0; block < part.blocks; block++)
     for (int64_t b = 0; b < job.buckets; b++) first[b + 1] += job.places[block * job.buckets + b];
   for (int64_t b = 0; b < job.buckets; b++) first[b + 1] += first[b];
   std::vector<uint32_t> next(first, first + job.buckets);
-  for (int64_t block = 0; block < job.blocks; block++)
+  for (int64_t block = 0; block < part.blocks; block++)
     for (int64_t b = 0; b < job.buckets; b++) {
       uint32_t count = job.places[block * job.buckets + b];
       job.places[block * job.buckets + b] = next[b];
@@ -114,10 +130,10 @@ struct Token {
 
 // Scores of a token's candidates; of rows in place also one over their norms, as weights. The highest score.
 template <int NV, bool PADDED>
-INLINE float score(const Job& job, const Rows& rows, int64_t t, Token& token) {
-  const int32_t* at = job.candidates + t * job.count();
-  const float* query = job.unit_query + t * job.padded;
-  int64_t ahead = t + 1 < job.tokens ? job.count() : 0;
+INLINE float score(const Job& job, const Part& part, const Rows& rows, int64_t t, Token& token) {
+  const int32_t* at = part.candidates(job, t);
+  const float* query = part.unit_query(job, t);
+  int64_t ahead = t + 1 < part.end ? job.count() : 0;
   VecI lane;
   for (int i = 0; i < VW; i++) lane[i] = i;
   Vec best = splat(LEFT_OUT);
@@ -147,22 +163,18 @@ INLINE float score(const Job& job, const Rows& rows, int64_t t, Token& token) {
   return highest(best);
 }
 
-// An entry of a bucket: the id less the bucket's first one, the token, the slope.
-struct Entry {
-  uint32_t id, token;
+// An entry of a bucket: above the id less the bucket's first one and the token, below the slope.
+INLINE uint64_t entry(uint32_t key, float slope) {
+  uint32_t bits;
+  std::memcpy(&bits, &slope, 4);
+  return uint64_t(key) << 32 | bits;
+}
+INLINE float slope_of(uint64_t entry) {
+  uint32_t bits = uint32_t(entry);
   float slope;
-
-  static uint64_t packed(uint32_t key, float slope) {
-    uint32_t bits;
-    std::memcpy(&bits, &slope, 4);
-    return uint64_t(key) << 32 | bits;
-  }
-  Entry(uint64_t packed, int token_bits)
-      : id(uint32_t(packed >> 32 >> token_bits)), token(uint32_t(packed >> 32) & ((1u << token_bits) - 1)) {
-    uint32_t bits = uint32_t(packed);
-    std::memcpy(&slope, &bits, 4);
-  }
-};
+  std::memcpy(&slope, &bits, 4);
+  return slope;
+}
 
 // Not inlined, as all loops here that shall have the registers to themselves.
 ALONE void leave_entries(const int32_t* at, const float* slopes, int64_t count, uint32_t token, int token_bits, int shift,
@@ -170,19 +182,19 @@ ALONE void leave_entries(const int32_t* at, const float* slopes, int64_t count, 
   uint32_t within = (1u << shift) - 1;
   for (int64_t r = 0; r < count; r++) {
     uint32_t id = uint32_t(at[r]);
-    entries[places[id >> shift]++] = Entry::packed((id & within) << token_bits | token, slopes[r]);
+    entries[places[id >> shift]++] = entry((id & within) << token_bits | token, slopes[r]);
   }
 }
 
 template <int NV, bool PADDED>
-static void work_on_block(const Job& job, int64_t block, Token& token) {
+static void work_on_block(const Job& job, const Part& part, int64_t block, Token& token) {
   Rows rows = PADDED ? job.with_padding(job.unit_rows) : job.in_place(job.table), queries = job.in_place(job.query);
   uint32_t* places = job.places + block * job.buckets;
   float *slopes = token.scores.data(), *weights = PADDED ? slopes : token.weights.data();
-  for (int64_t t = job.block_begin(block); t < job.block_begin(block + 1); t++) {
-    const int32_t* at = job.candidates + t * job.count();
-    normalise(queries, t, job.eps, job.unit_query + t * job.padded);
-    float best = score<NV, PADDED>(job, rows, t, token), positive = slopes[0];
+  for (int64_t t = part.block_begin(job, block); t < part.block_end(job, block); t++) {
+    const int32_t* at = part.candidates(job, t);
+    normalise(queries, t, job.eps, part.unit_query(job, t));
+    float best = score<NV, PADDED>(job, part, rows, t, token), positive = slopes[0];
     Vec sum{};
     for (int64_t r = 0; r < job.count(); r += VW) {
       Vec s = load(slopes + r);
@@ -196,7 +208,7 @@ static void work_on_block(const Job& job, int64_t block, Token& token) {
     if (!job.gradients) continue;
     for (int64_t r = 0; r < job.count(); r += VW) store(slopes + r, load(slopes + r) * (job.scale / all));
     slopes[0] -= job.scale;
-    leave_entries(at, slopes, job.count(), uint32_t(t), job.token_bits, job.shift, places, job.entries);
+    leave_entries(at, slopes, job.count(), uint32_t(t - part.begin), job.token_bits, job.shift, places, job.entries);
     if constexpr (!PADDED)
       for (int64_t r = 0; r < job.count(); r += VW) store(weights + r, load(weights + r) * load(slopes + r));
     weighted_sum<NV, PADDED>(rows, at, weights, job.count(), token.dunit.data());
@@ -204,64 +216,76 @@ static void work_on_block(const Job& job, int64_t block, Token& token) {
   }
 }
 
-// The touched rows of a bucket, and a row's place among them.
-struct Touched {
-  std::vector<uint64_t> bits;
-  std::vector<uint32_t> before;  // rows of earlier words
-  explicit Touched(const Job& job) : bits((size_t(1) << job.shift) / 64 + 1), before(bits.size()) {}
+// The entries of a bucket by row: tokens and slopes of row i from begin(i) to begin(i + 1).
+struct Sorted {
+  std::vector<uint32_t> ends;  // of rows 0 .. , from place 1 on; place 0 is 0
+  std::vector<int32_t> tokens;
+  std::vector<float> slopes;
+  explicit Sorted(const Job& job) : ends((size_t(1) << job.shift) + 1) {}
 
-  int64_t mark(const Job& job, int64_t bucket) {
-    std::fill(bits.begin(), bits.end(), 0);
-    for (int64_t i = job.first_entry[bucket]; i < job.first_entry[bucket + 1]; i++) {
-      uint64_t id = job.entries[i] >> 32 >> job.token_bits;
-      bits[id / 64] |= uint64_t(1) << id % 64;
-    }
-    uint32_t rows = 0;
-    for (size_t word = 0; word < bits.size(); word++) before[word] = rows, rows += __builtin_popcountll(bits[word]);
-    return rows;
+  uint32_t begin(int64_t row) const { return ends[row]; }
+
+  // Counts the entries of every row; the number of rows that have some.
+  int64_t count(const Job& job, int64_t bucket) {
+    std::fill(ends.begin(), ends.end(), 0);
+    uint32_t* counts = ends.data() + 1;
+    int bits = 32 + job.token_bits;
+    for (int64_t i = job.first_entry[bucket]; i < job.first_entry[bucket + 1]; i++) counts[job.entries[i] >> bits]++;
+    return int64_t(ends.size()) - std::count(ends.begin(), ends.end(), 0u);
   }
-  uint32_t place(uint32_t id) const {
-    return before[id / 64] + __builtin_popcountll(bits[id / 64] & ((uint64_t(1) << id % 64) - 1));
+
+  void sort(const Job& job, int64_t bucket) {
+    count(job, bucket);
+    uint32_t total = 0;
+    for (size_t row = 1; row < ends.size(); row++) {
+      uint32_t own = ends[row];
+      ends[row] = total, total += own;
+    }
+    if (tokens.size() < total) tokens.resize(total), slopes.resize(total);
+    scatter(job.entries + job.first_entry[bucket], total, job.token_bits, ends.data() + 1, tokens.data(), slopes.data());
+  }
+
+  ALONE void scatter(const uint64_t* entries, int64_t count, int token_bits, uint32_t* __restrict next,
+                     int32_t* __restrict tokens, float* __restrict slopes) {
+    uint32_t token = (1u << token_bits) - 1;
+    for (int64_t i = 0; i < count; i++) {
+      uint32_t key = uint32_t(entries[i] >> 32), place = next[key >> token_bits]++;
+      tokens[place] = int32_t(key & token), slopes[place] = slope_of(entries[i]);
+    }
   }
 };
 
-// sums (padded, one per touched row) += slope * query of every entry
-template <int NV>
-ALONE void add_entries(const uint64_t* entries, int64_t count, int token_bits, Rows queries, const Touched& touched,
-                       float* __restrict sums) {
-  constexpr int64_t AHEAD = 16;
-  const uint64_t* bits = touched.bits.data();
-  const uint32_t* earlier = touched.before.data();
-  int before = queries.vectors - NV;
-  for (int64_t i = 0; i < count; i++) {
-    Entry next(entries[i + AHEAD < count ? i + AHEAD : i], token_bits), entry(entries[i], token_bits);
-    for (int n = 0; n < NV; n++) __builtin_prefetch(queries.row(next.token) + n * VW);
-    uint64_t below = bits[entry.id / 64] & ((uint64_t(1) << entry.id % 64) - 1);
-    float* out = sums + (earlier[entry.id / 64] + uint32_t(__builtin_popcountll(below))) * queries.stride;
-    const float* query = queries.row(entry.token);
-    for (int n = 0; n < before; n++, out += VW, query += VW) store(out, load(out) + entry.slope * load(query));
-    for (int n = 0; n < NV; n++) store(out + n * VW, load(out + n * VW) + entry.slope * load(query + n * VW));
+// f(row, its gradient as a unit vector, padded) for every row of a bucket that has entries, ascending.
+template <int NV, class F>
+INLINE void for_rows_of_bucket(const Job& job, int64_t bucket, Sorted& sorted, float* dunit, const F& f) {
+  Rows queries = job.with_padding(job.unit_query);
+  sorted.sort(job, bucket);
+  for (int64_t i = 0; i < int64_t(1) << job.shift; i++) {
+    uint32_t begin = sorted.begin(i), count = sorted.begin(i + 1) - begin;
+    if (!count) continue;
+    weighted_sum<NV, true>(queries, sorted.tokens.data() + begin, sorted.slopes.data() + begin, count, dunit);
+    f((bucket << job.shift) + i, dunit);
   }
 }
 
 template <int NV>
-static void rows_of_bucket(const Job& job, int64_t bucket, float scale, int64_t* ids, float* values, Touched& touched,
-                           Buffer& buffer) {
-  Rows queries = job.with_padding(job.unit_query), table = job.in_place(job.table);
-  int64_t end = job.first_entry[bucket + 1], first = bucket << job.shift, row = job.first_row[bucket];
-  int64_t rows = touched.mark(job, bucket);
-  buffer.grow(rows * job.padded);
-  float* dunit = buffer.data();
-  std::fill(dunit, dunit + rows * job.padded, 0.0f);
-  int64_t begin = job.first_entry[bucket];
-  add_entries<NV>(job.entries + begin, end - begin, job.token_bits, queries, touched, dunit);
-  const float* from = dunit;
-  for (size_t word = 0; word < touched.bits.size(); word++)
-    for (uint64_t left = touched.bits[word]; left; left &= left - 1, row++, from += job.padded) {
-      int64_t id = first + int64_t(word) * 64 + __builtin_ctzll(left);
-      through_norm(table, id, from, job.eps, scale, values + (ids ? row : id) * job.width);
-      if (ids) ids[row] = id;
-    }
+static void add_bucket(const Job& job, int64_t bucket, Sorted& sorted, float* dunit) {
+  for_rows_of_bucket<NV>(job, bucket, sorted, dunit, [&](int64_t row, const float* more) {
+    float* sum = job.sums + row * job.padded;
+    for (int64_t d = 0; d < job.padded; d += VW) store(sum + d, load(sum + d) + load(more + d));
+    job.touched[row] = 1;
+  });
+}
+
+template <int NV>
+static void rows_of_bucket(const Job& job, int64_t bucket, float scale, int64_t* ids, float* values, Sorted& sorted,
+                           float* dunit) {
+  Rows table = job.in_place(job.table);
+  int64_t place = job.first_row[bucket];
+  for_rows_of_bucket<NV>(job, bucket, sorted, dunit, [&](int64_t row, const float* gradient) {
+    through_norm(table, row, gradient, job.eps, scale, values + (ids ? place : row) * job.width);
+    if (ids) ids[place++] = row;
+  });
 }
 
 // f(NV) for the number of unrolled vectors that rows of D columns have.
@@ -274,44 +298,51 @@ static void with_vectors(const Job& job, const F& f) {
   }
 }
 
-// Losses and query gradients; entries and the number of touched rows (first_row[buckets]) for `sampled_softmax_rows`.
+// Losses and query gradients; what `sampled_softmax_rows` needs.
 EXPORT void sampled_softmax_tokens(const Job* given) {
   const Job& job = *given;
-  std::fill(job.places, job.places + job.blocks * job.buckets, 0u);
-  std::fill_n(job.candidates + job.tokens * job.count(), 16, 0);
 #pragma omp parallel num_threads(job.threads)
-  {
-#pragma omp for schedule(dynamic) nowait
-    for (int64_t block = 0; block < job.blocks; block++)
-      candidates_of_block(job, block, job.places + block * job.buckets);
-    if (job.unit_rows) {
-      Rows table = job.in_place(job.table);
+  with_vectors(job, [&](auto vectors) {
+    Token token(job);
+    Sorted sorted(job);
+    Buffer dunit(job.padded);
+    Rows table = job.in_place(job.table);
+    if (job.unit_rows)
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < job.rows; i++) normalise(table, i, job.eps, job.unit_rows + i * job.padded);
-    }
-#pragma omp barrier
-#pragma omp single
-    places_of_blocks(job);
-    with_vectors(job, [&](auto vectors) {
-      Token token(job);
+    if (job.sums)
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < job.rows; i++)
+        job.touched[i] = 0, std::fill_n(job.sums + i * job.padded, job.padded, 0.0f);
+    for (int64_t number = 0; number * job.part < job.tokens; number++) {
+      Part part(job, number);
 #pragma omp for schedule(dynamic)
-      for (int64_t block = 0; block < job.blocks; block++)
+      for (int64_t block = 0; block < part.blocks; block++) candidates_of_block(job, part, block);
+#pragma omp single
+      {
+        std::fill_n(part.candidates(job, part.end), 16, 0);
+        places_of_blocks(job, part);
+      }
+#pragma omp for schedule(dynamic)
+      for (int64_t block = 0; block < part.blocks; block++)
         if (job.unit_rows)
-          work_on_block<vectors, true>(job, block, token);
+          work_on_block<vectors, true>(job, part, block, token);
         else
-          work_on_block<vectors, false>(job, block, token);
-    });
-    if (job.gradients) {
-      Touched touched(job);
-#pragma omp for schedule(dynamic, 4)
-      for (int64_t bucket = 0; bucket < job.buckets; bucket++) job.first_row[bucket + 1] = touched.mark(job, bucket);
+          work_on_block<vectors, false>(job, part, block, token);
+      if (!job.gradients) continue;
+#pragma omp for schedule(dynamic)
+      for (int64_t bucket = 0; bucket < job.buckets; bucket++)
+        if (job.sums)
+          add_bucket<vectors>(job, bucket, sorted, dunit.data());
+        else
+          job.first_row[bucket + 1] = sorted.count(job, bucket);
     }
-  }
+  });
   double total = 0;
   for (int64_t t = 0; t < job.tokens; t++) total += double(job.losses[t]);
   *job.total = float(total);
   job.first_row[0] = 0;
-  if (job.gradients)
+  if (job.gradients && !job.sums)
     for (int64_t bucket = 0; bucket < job.buckets; bucket++) job.first_row[bucket + 1] += job.first_row[bucket];
 }
 
@@ -321,10 +352,21 @@ EXPORT void sampled_softmax_rows(const Job* given, float scale, int64_t* ids, fl
   const Job& job = *given;
 #pragma omp parallel num_threads(job.threads)
   with_vectors(job, [&](auto vectors) {
-    Touched touched(job);
-    Buffer dunit;
+    Sorted sorted(job);
+    Buffer dunit(job.padded);
 #pragma omp for schedule(dynamic)
     for (int64_t bucket = 0; bucket < job.buckets; bucket++)
-      rows_of_bucket<vectors>(job, bucket, scale, ids, values, touched, dunit);
+      rows_of_bucket<vectors>(job, bucket, scale, ids, values, sorted, dunit.data());
   });
+}
+
+// The same where there are `sums`: of the `count` rows `ids` [count], or of all [N] where it is null.
+EXPORT void sampled_softmax_summed_rows(const Job* given, float scale, int64_t count, const int64_t* ids, float* values) {
+  const Job& job = *given;
+  Rows table = job.in_place(job.table);
+#pragma omp parallel for schedule(static) num_threads(job.threads)
+  for (int64_t i = 0; i < count; i++) {
+    int64_t row = ids ? ids[i] : i;
+    through_norm(table, row, job.sums + row * job.padded, job.eps, scale, values + i * job.width);
+  }
 }
