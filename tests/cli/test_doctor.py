@@ -55,7 +55,7 @@ def test_the_printed_report_holds_what_the_json_holds(capsys) -> None:
         "CPU",
         "accelerators",
         "libraries",
-        "fp32 matrix products",
+        "matrix products",
         "operators",
         "measured on cpu",
     ):

@@ -99,6 +99,25 @@ def test_the_strict_mode_goes_by_the_processor(
     assert gemm.strict_mode() == wanted
 
 
+@pytest.mark.parametrize(
+    ("vendor", "able", "mode", "wanted"),
+    [
+        ("GenuineIntel", {"amx_bf16": True}, "AVX512,STRICT", "bf16 (oneDNN's AMX code)"),
+        ("GenuineIntel", {}, "AUTO", "fp32 (MKL, no strict MKL_CBWR)"),
+        ("AuthenticAMD", {"avx512_f": True}, "", "none"),
+    ],
+)
+def test_what_depends_on_threads_is_said(
+    vendor: str, able: dict[str, bool], mode: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a promise of equal bits where somebody's own setting breaks it."""
+    monkeypatch.setattr(gemm, "_vendor_and_family", lambda: (vendor, "6"))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    monkeypatch.setenv("MKL_CBWR", mode)
+    gemm.rule.cache_clear()
+    assert gemm.bits_by_threads() == wanted
+
+
 def test_a_choice_overrides_the_rule_and_is_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: a setting that is reported and not followed."""
     called = []

@@ -1,7 +1,6 @@
 """What this machine has, which backend each operator takes and why, and what it can do at best: gathered, printed."""
 
 import importlib.metadata
-import os
 import platform
 import sys
 from typing import Any
@@ -67,8 +66,7 @@ def measured(device: torch.device) -> dict[str, dict[str, float]]:
 def gemm_facts(figures: dict[str, dict[str, float]] | None) -> dict[str, str]:
     """The library of fp32 matrix products that the rule takes, and whether it measured faster here."""
     library, reason = gemm.rule()
-    mode = os.environ.get("MKL_CBWR")
-    said = {"library": library, "reason": reason, "MKL_CBWR": mode or "not set: MKL's last bits may depend on threads"}
+    said = {"library": library, "reason": reason, "last_bits_depend_on_threads": gemm.bits_by_threads()}
     ways = {"mkl": "torch.mm", "onednn": "oneDNN"}
     rates = {name: (figures or {}).get("cpu", {}).get(f"gemm_float32_{way}_gflops") for name, way in ways.items()}
     known = {name: rate for name, rate in rates.items() if rate is not None}
@@ -131,7 +129,7 @@ def show(facts: dict[str, Any]) -> None:
     for number, one in enumerate(facts["accelerators"]):
         _pairs(out, f"accelerator {number}", one)
     _pairs(out, "libraries", {name: f"{v or 'absent'}  ({_OPTIONAL[name]})" for name, v in facts["libraries"].items()})
-    _pairs(out, "fp32 matrix products", facts["gemm"])
+    _pairs(out, "matrix products", facts["gemm"])
     operators = _titled(out, "operators")
     for row in facts["operators"]:
         operators.add_row(row["operator"], f"{row['backend']} on {row['device']}", row["reason"])

@@ -5,7 +5,8 @@ every width of a layer; in bf16 torch.mm takes oneDNN by itself. The library fol
 never from a measurement, so that a run repeats; `device.gemm` overrides it and `turbogr doctor` checks it.
 
 MKL shares a long sum with few answers, such as a weight's gradient, among its threads, so that the last bits depend on
-how many there are. Importing this module asks it not to, wherever it can be asked.
+how many there are. Importing this module asks it not to, wherever it can be asked. oneDNN does not in fp32, nor in bf16
+but for its AMX code, which nothing can ask: there the last bits of bf16 weights' gradients depend on the threads.
 """
 
 import functools
@@ -38,6 +39,16 @@ def _ask_for_equal_bits() -> None:
     wanted = strict_mode()
     if wanted is not None:
         os.environ.setdefault("MKL_CBWR", wanted)
+
+
+def bits_by_threads() -> str:
+    """Which products' last bits depend on the number of threads on this processor."""
+    kinds = []
+    if rule()[0] == "mkl" and not os.environ.get("MKL_CBWR", "").endswith(",STRICT"):
+        kinds.append("fp32 (MKL, no strict MKL_CBWR)")
+    if torch.get_device_module("cpu").get_capabilities().get("amx_bf16"):
+        kinds.append("bf16 (oneDNN's AMX code)")
+    return ", ".join(kinds) or "none"
 
 
 @functools.cache
