@@ -1,5 +1,6 @@
 """What `prepare` refuses besides single bad rows of a log, each in one sentence that names the place and the remedy."""
 
+import gzip
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,18 @@ class TestFiles:
         refused(
             csv_file(tmp_path / "log.csv", "u,i,t,t", [(1, 2, 3, 4)]), r"log\.csv has the column 't' more than once"
         )
+        refused(
+            csv_file(tmp_path / "log.csv", "u,I,i,t", [(1, 2, 3, 4)]), r"log\.csv has the column 'I' more than once"
+        )
+
+    def test_a_gzip_file_that_was_cut_is_named_with_the_remedy(self, tmp_path: Path) -> None:
+        lines = gzip.compress(b"u,i,t\n" + b"".join(b"%d,%d,%d\n" % (n % 9, n * n, n) for n in range(20_000)))
+        (tmp_path / "log.csv.gz").write_bytes(lines[: len(lines) // 2])
+        refused(tmp_path / "log.csv.gz", r"^\S*/log\.csv\.gz is damaged: fetch or write it again", options=SKIP)
+
+    def test_a_file_of_bytes_is_no_csv_file(self, tmp_path: Path) -> None:
+        (tmp_path / "log.csv").write_bytes(bytes(range(1, 256)))
+        refused(tmp_path / "log.csv", r"log\.csv is no text file: give CSV")
 
     def test_an_unknown_ending_is_refused_with_those_known(self, tmp_path: Path) -> None:
         (tmp_path / "x.json").write_text("{}")

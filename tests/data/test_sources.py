@@ -9,12 +9,13 @@ from typing import Any
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
 from tests.support.raw_logs import KUAIRAND_COLUMNS, csv_file, events_of, kuairand_folder, kuairand_line
-from turbogr.data.prepare import prepare, prepare_frame
+from turbogr.data.prepare import PrepareOptions, prepare, prepare_frame
 from turbogr.data.sources import Source, open_source
 from turbogr.data.sources.amazon import Amazon
 from turbogr.data.sources.kuairand import KuaiRand
@@ -247,6 +248,29 @@ class TestTable:
     def test_windows_line_ends_and_a_byte_order_mark_are_understood(self, tmp_path: Path) -> None:
         (tmp_path / "log.csv").write_bytes(b"\xef\xbb\xbfu,i,t\r\n1,2,3\r\n1,4,5\r\n")
         assert events_of(read(Table(tmp_path / "log.csv", COLUMNS), tmp_path)) == [(1, 2, 3), (1, 4, 5)]
+
+    @pytest.mark.parametrize("header", [",u,i,t", "u,i,t,"])
+    def test_columns_without_a_name_do_no_harm(self, tmp_path: Path, header: str) -> None:
+        """pandas writes its index so."""
+        rows = [("", *event) if header[0] == "," else (*event, "") for event in EVENTS]
+        store = read(Table(csv_file(tmp_path / "log.csv", header, rows), COLUMNS), tmp_path)
+        assert events_of(store) == EVENTS
+
+    @pytest.mark.parametrize("ending", ["csv", "parquet", "arrow"])
+    def test_a_log_may_have_columns_of_the_names_used_inside(self, tmp_path: Path, ending: str) -> None:
+        """Catches: the log's own column `fault` or `filename` taken for what is noted of a row."""
+        inside = ("fault", "found", "raw", "file", "filename", "row", "user", "item", "time", "actions", "title")
+        table = pa.table(
+            {"u": [7, 7, 8, None], "i": [10, 30, 10, 1], "t": [1, 2, 5, 6], **{n: [1, 2, 3, 4] for n in inside}}
+        )
+        path = tmp_path / f"log.{ending}"
+        {"csv": pyarrow.csv.write_csv, "parquet": pq.write_table, "arrow": pyarrow.feather.write_feather}[ending](
+            table, path
+        )
+        prepare(Table(path, COLUMNS), tmp_path / "store", PrepareOptions(skip_bad_rows=True))
+        assert events_of(Store.open(tmp_path / "store")) == EVENTS
+        rejects = (tmp_path / "store" / "rejects.csv").read_text()
+        assert rejects.count("\n") == 2 and f"log.{ending},{5 if ending == 'csv' else 4},u is missing" in rejects
 
     def test_a_missing_file_names_the_nearest(self, tmp_path: Path) -> None:
         csv_file(tmp_path / "events.csv", "u,i,t", [])

@@ -130,6 +130,6 @@ def _sentence(text: str) -> str:
         return f"{path[1] if path else 'a CSV file'}, line {line[1]}: {reason}; mend that line."
     if found := re.search(r'Error when sniffing file "(.*)"', text):
         return f"{found[1]} does not have the same number of fields in every line: mend it."
-    if found := re.search(r"""Failed to read file "(.*)": |at end of file '(.*)'""", text):
-        return f"{found[1] or found[2]} is damaged: fetch or write it again."
+    if found := re.search(r"""Failed to read file "(.*)": |at end of file '(.*)'|end of GZIP stream: (.*)""", text):
+        return f"{found[1] or found[2] or found[3]} is damaged: fetch or write it again."
     return re.sub(r"^[A-Z][A-Za-z ]* Error: ", "", text.strip().splitlines()[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from turbogr.data.engine import Engine
 from turbogr.data.rejects import Rejects, settle
-from turbogr.data.sources.reading import Log, name, texts
+from turbogr.data.sources.reading import FILE, Log, name, texts
 from turbogr.errors import DataError
 
 
@@ -42,14 +42,15 @@ def _read_strictly(engine: Engine, log: Log) -> bool:
 def _read_carefully(engine: Engine, log: Log) -> None:
     faults = [f"{value.sql} IS NULL" for value in log.values]
     faults[log.values.index(log.time)] += f" OR {log.time.sql} < 0"
-    fault = " ".join(f"WHEN {test} THEN {number}" for number, test in enumerate(faults))
+    # not by their names: the log may have columns of these names
+    fault = f"CASE {' '.join(f'WHEN {test} THEN {number}' for number, test in enumerate(faults))} END"
     found = " ".join(f"WHEN {k} THEN CAST({name(value.column)} AS VARCHAR)" for k, value in enumerate(log.values))
     raw = ", ".join(f"CAST({name(column)} AS VARCHAR)" for column in log.rows.columns)
     engine.run(
         f"CREATE TABLE log AS SELECT {_values(log)}, "
-        f"CAST(list_position({texts(log.rows.files)}, filename) - 1 AS INTEGER) AS file, "
-        f"CAST(CASE {fault} END AS UTINYINT) AS fault, CASE fault {found} END AS found, "
-        f"CASE WHEN fault IS NOT NULL THEN [{raw}] END AS raw FROM {log.rows.careful}"
+        f"CAST(list_position({texts(log.rows.files)}, {name(FILE)}) - 1 AS INTEGER) AS file, "
+        f"CAST({fault} AS UTINYINT) AS fault, CASE {fault} {found} END AS found, "
+        f"CASE WHEN {fault} IS NOT NULL THEN [{raw}] END AS raw FROM {log.rows.careful}"
     )
 
 

@@ -15,6 +15,9 @@ from turbogr.errors import DataError, did_you_mean
 REFUSED_LINES = 2_000_000
 """Fewer lines than this that are no rows are set aside; DuckDB keeps each in about a kilobyte of memory."""
 
+FILE = "file of the row"
+"""The column that relations of several files have beside the files' own."""
+
 
 @dataclass(frozen=True)
 class Value:
@@ -70,7 +73,7 @@ class CsvRows:
         return (
             f"read_csv({texts(self.files)}, columns = {{{columns}}}, auto_detect = false, header = {self.header}, "
             f"delim = {text(self.delimiter)}, quote = {text(self.quote)}, escape = {text(self.quote)}, "
-            f"force_not_null = {texts(self.columns)}, filename = true, {faults})"
+            f"force_not_null = {texts(self.columns)}, filename = {text(FILE)}, {faults})"
         )
 
 
@@ -79,7 +82,7 @@ class TypedRows:
     """Parquet and Arrow files, or a frame: what their reader accepts are rows."""
 
     strict: str
-    """A relation with a column `filename`."""
+    """A relation with the column FILE."""
     columns: Sequence[str]
     files: tuple[str, ...]
     first: int
@@ -182,12 +185,13 @@ def feature_rows(engine: Engine, files: Sequence[Path], key: str) -> str:
         require_readable(
             engine, path, f"read_csv({text(str(path))}, {options})", "CSV, with as many fields in every line"
         )
-    rows = f"read_csv({texts(map(str, files))}, {options}, filename = true)"
+    rows = f"read_csv({texts(map(str, files))}, {options}, filename = {text(FILE)})"
     fault = (
-        f"filename || {text(f': {key} ')} || coalesce({name(key)}, '(empty)') || {text(' is not an integer; mend it.')}"
+        f"{name(FILE)} || {text(f': {key} ')} || coalesce({name(key)}, '(empty)') || "
+        f"{text(' is not an integer; mend it.')}"
     )
     raw = f"coalesce({whole(key)}, error({fault}))"
-    return f"(SELECT {raw} AS raw_id, * EXCLUDE ({name(key)}, filename) FROM {rows})"
+    return f"(SELECT {raw} AS raw_id, * EXCLUDE ({name(key)}, {name(FILE)}) FROM {rows})"
 
 
 def require_readable(engine: Engine, path: Path, relation: str, form: str) -> None:
@@ -199,15 +203,20 @@ def require_readable(engine: Engine, path: Path, relation: str, form: str) -> No
 
 
 def csv_header(files: Sequence[Path], delimiter: str = ",") -> list[str]:
-    """The column names, the same in all files."""
-    names = first_fields(files[0], delimiter)
+    """The column names, the same in all files; without a name (pandas writes its index so) one gets its place."""
+    fields = first_fields(files[0], delimiter)
     for other in files[1:]:
-        if first_fields(other, delimiter) != names:
+        if first_fields(other, delimiter) != fields:
             raise DataError(
                 f"the header of {other} differs from that of {files[0]}: prepare them apart or make them agree."
             )
-    if twice := next((n for n in names if names.count(n) > 1), None):
-        raise DataError(f"the header of {files[0]} has the column {twice!r} more than once: rename or remove one.")
+    names = [field or f"unnamed column {place}" for place, field in enumerate(fields, 1)]
+    lower = [n.lower() for n in names]
+    if twice := next((n for n in names if lower.count(n.lower()) > 1), None):
+        raise DataError(
+            f"the header of {files[0]} has the column {twice!r} more than once (capitals do not count): "
+            "rename or remove one."
+        )
     return names
 
 
@@ -225,6 +234,8 @@ def first_line(path: Path) -> str:
         raise DataError(f"{path} is not a whole gzip file ({error}): fetch it again.") from None
     if not line:
         raise DataError(f"{path} is empty: it needs a header line and rows.")
+    if any(character < " " and character != "\t" for character in line):
+        raise DataError(f"{path} is no text file: give CSV, or name the file by its format.")
     return line
 
 

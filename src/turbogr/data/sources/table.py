@@ -10,6 +10,7 @@ import pyarrow.dataset as ds
 
 from turbogr.data.engine import Engine
 from turbogr.data.sources.reading import (
+    FILE,
     CsvRows,
     Log,
     TypedRows,
@@ -105,13 +106,13 @@ class Table:
             raise DataError(f"{self.path} mixes file formats: prepare one format at a time.")
         if kind == "csv":
             return self._csv(engine, files)
-        parquet = f"read_parquet({texts(map(str, files))}, filename = true)"
+        parquet = f"read_parquet({texts(map(str, files))}, filename = {text(FILE)})"
         if kind == "parquet":
             for path in files:
                 require_readable(engine, path, f"read_parquet({text(str(path))})", "Parquet")
         rows = _ipc_rows(engine, files) if kind == "ipc" else parquet
         types = engine.columns(rows)
-        require_columns([c for c in types if c != "filename"], self.columns.columns, files[0])
+        require_columns([c for c in types if c != FILE], self.columns.columns, files[0])
         return self.columns.typed_log(rows, types, tuple(map(str, files)), first=1)
 
     def _csv(self, engine: Engine, files: list[Path]) -> Log:
@@ -186,7 +187,7 @@ class Frame:
         table = self.frame if isinstance(self.frame, pa.Table) else _arrow(self.frame)
         require_columns(table.column_names, self.columns.columns, "the frame")
         engine.connection.register("frame", table.select(self.columns.columns))
-        rows = "(SELECT *, 'the frame' AS filename FROM frame)"
+        rows = f"(SELECT *, 'the frame' AS {name(FILE)} FROM frame)"
         return self.columns.typed_log(rows, engine.columns(rows), ("the frame",), first=0)
 
 
@@ -208,7 +209,7 @@ def _ipc_rows(engine: Engine, files: Sequence[Path]) -> str:
             engine.connection.register(f"ipc_{place}", ds.dataset(path, format="ipc"))
         except pa.ArrowException as error:
             raise DataError(f"{path} is not a whole Arrow IPC file ({error}).") from None
-        parts.append(f"SELECT *, {text(str(path))} AS filename FROM ipc_{place}")
+        parts.append(f"SELECT *, {text(str(path))} AS {name(FILE)} FROM ipc_{place}")
     return "(" + " UNION ALL BY NAME ".join(parts) + ")"
 
 
