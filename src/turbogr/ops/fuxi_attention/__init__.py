@@ -24,9 +24,19 @@ from turbogr.ops.fuxi_attention.tiles import attend_tiles
 from turbogr.ops.hstu_attention import check_rows
 from turbogr.ops.hstu_attention.reference import Mask
 from turbogr.ops.registry import Backend, register
+from turbogr.ops.triton_support import rejects_triton
+
+
+def _attend_triton(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int, maps: Maps, mask: Mask) -> Tensor:
+    # imported when called: `import turbogr` needs no Triton
+    from turbogr.ops.fuxi_attention import triton
+
+    return attend(triton, q, k, v, offsets, max_len, maps, mask)
+
 
 OPERATOR = register(
     "fuxi_attention",
+    Backend("triton", _attend_triton, rejects_triton),
     Backend("cpu", functools.partial(attend, cpu), native.rejects("fuxi_attention")),
     Backend("tiles", attend_tiles),
     Backend("reference", attend_reference),
@@ -66,7 +76,7 @@ def fuxi_attention(
         num_context: tokens before the history, the same for every row that is not empty.
         window: a history token sees this many latest ones, itself among them.
         context_sees_history: lets context see the history. It leaks the future from the second layer on.
-        backend: cpu | tiles | reference; None picks.
+        backend: triton | cpu | tiles | reference; None picks.
 
     Example:
         >>> q = torch.randn(5, 2, 8); offsets = torch.tensor([0, 3, 5])
