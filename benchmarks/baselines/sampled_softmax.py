@@ -19,20 +19,26 @@ def unit(x: Tensor) -> Tensor:
     return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=EPS)
 
 
-def gathered_loss(query: Tensor, rows: Tensor, positive: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+def gathered_loss(
+    query: Tensor, rows: Tensor, positive: Tensor, negatives: Tensor, temperature: float, sparse: bool = False
+) -> Tensor:
     """The public formulation: the negatives' rows [T, R, D] are gathered, normalised and multiplied, under autograd."""
     unit_query = unit(query)
-    own = (unit_query * unit(F.embedding(positive, rows))).sum(1, keepdim=True) / temperature
-    others = torch.bmm(unit(F.embedding(negatives, rows)), unit_query.unsqueeze(2)).squeeze(2) / temperature
+    own = (unit_query * unit(F.embedding(positive, rows, sparse=sparse))).sum(1, keepdim=True) / temperature
+    drawn = unit(F.embedding(negatives, rows, sparse=sparse))
+    others = torch.bmm(drawn, unit_query.unsqueeze(2)).squeeze(2) / temperature
     others = torch.where(negatives == positive.unsqueeze(1), HIT, others)
     return -F.log_softmax(torch.cat((own, others), dim=1), dim=1)[:, 0].sum()
 
 
-def gathered(query: Tensor, rows: Tensor, positive: Tensor, negatives: Tensor, temperature: float) -> Answer:
+def gathered(
+    query: Tensor, rows: Tensor, positive: Tensor, negatives: Tensor, temperature: float, sparse: bool = False
+) -> Answer:
+    """With `sparse`, the rows' gradient is sparse, summed by row."""
     query, rows = query.detach().requires_grad_(), rows.detach().requires_grad_()
-    loss = gathered_loss(query, rows, positive, negatives, temperature)
+    loss = gathered_loss(query, rows, positive, negatives, temperature, sparse)
     dquery, drows = torch.autograd.grad(loss, (query, rows))
-    return loss.detach(), dquery, drows
+    return loss.detach(), dquery, drows.coalesce() if sparse else drows
 
 
 def gathered_in_chunks(
@@ -52,6 +58,28 @@ def gathered_in_chunks(
         torch.mul(slopes.unsqueeze(2), unit_query[part].unsqueeze(1), out=gathered_rows)
         drows.index_add_(0, candidates.flatten(), gathered_rows.flatten(0, 1))
     return loss, _through_norm(dquery, query, unit_query), _through_norm(drows, rows, unit_rows)
+
+
+def gathered_in_place_in_chunks(
+    query: Tensor, rows: Tensor, positive: Tensor, negatives: Tensor, temperature: float, chunk: int = 64
+) -> Answer:
+    """The same without unit rows of the whole table: a chunk normalises its own. For large catalogues."""
+    unit_query = unit(query)
+    dquery, drows, loss = torch.empty_like(query), torch.zeros_like(rows), query.new_zeros(())
+    for start in range(0, len(query), chunk):
+        part = slice(start, start + chunk)
+        candidates = torch.cat((positive[part, None], negatives[part]), dim=1)
+        own = rows.index_select(0, candidates.flatten()).view(*candidates.shape, -1)
+        norm = torch.linalg.vector_norm(own, dim=2, keepdim=True).clamp_(min=EPS)
+        own.div_(norm)
+        cosines = torch.bmm(own, unit_query[part].unsqueeze(2)).squeeze(2)
+        part_loss, slopes = _slopes(cosines / temperature, candidates, temperature)
+        loss += part_loss
+        dquery[part] = torch.bmm(slopes.unsqueeze(1), own).squeeze(1)
+        slopes = slopes.div_(norm.squeeze(2)).unsqueeze(2)
+        own.mul_(slopes * cosines.unsqueeze(2)).neg_().addcmul_(slopes, unit_query[part].unsqueeze(1))
+        drows.index_add_(0, candidates.flatten(), own.flatten(0, 1))
+    return loss, _through_norm(dquery, query, unit_query), drows
 
 
 def multiplied_in_chunks(

@@ -70,7 +70,9 @@ def test_padded_attention_is_the_reference(lengths: list[int], **facts: Any) -> 
 
 
 @pytest.mark.parametrize("rows", [1, 9, 300])
-@pytest.mark.parametrize("name", ["gathered", "gathered_in_chunks", "multiplied_in_chunks"])
+@pytest.mark.parametrize(
+    "name", ["gathered", "gathered_in_chunks", "gathered_in_place_in_chunks", "multiplied_in_chunks"]
+)
 def test_every_form_of_the_sampled_softmax_is_the_reference(name: str, rows: int) -> None:
     """Catches: a chunk lost, a hit that counts, a gradient that misses the norm."""
     query, table = torch.randn(23, 6).double(), torch.randn(rows, 6).double()
@@ -83,6 +85,16 @@ def test_every_form_of_the_sampled_softmax_is_the_reference(name: str, rows: int
     )
     for one, wanted in zip(got, (total, *torch.autograd.grad(total, leaves)), strict=True):
         assert_close(one, wanted, 1e-9)
+
+
+def test_the_gathered_sampled_softmax_has_the_same_gradient_as_a_sparse_one() -> None:
+    """Catches: repeats that are counted once."""
+    query, table = torch.randn(23, 6).double(), torch.randn(9, 6).double()
+    positive, negatives = torch.randint(0, 9, (23,)), torch.randint(0, 9, (23, 12))
+    *_, dense = sampled_softmax.gathered(query, table, positive, negatives, 0.05)
+    *_, sparse = sampled_softmax.gathered(query, table, positive, negatives, 0.05, sparse=True)
+    assert sparse.is_sparse and sparse.is_coalesced()
+    assert_close(sparse.to_dense(), dense, 1e-12)
 
 
 def small_model() -> tuple[ModelConfig, PaddedHstu]:

@@ -259,6 +259,13 @@ def test_drawn_inside_or_before_the_loss_and_every_gradient_are_the_same(backend
     assert_same(wanted, run(given, "reference", **options), PRECISION[backend])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_token_touches_no_row(backend: str) -> None:
+    """Catches: the last batch of a run, or a rank without users, that reads what was never written."""
+    losses, dquery, drows = run({**inputs(0, 70, 1), "negatives": drawn(0, 4, 70)}, backend)  # type: ignore[dict-item]
+    assert losses.shape == (0,) and dquery.shape == (0, 6) and drows.indices().shape == (1, 0)
+
+
 def test_draws_from_another_number_of_items_than_the_table_has_are_refused() -> None:
     with pytest.raises(ValueError, match="drawn from 7 items, the table has 6 rows"):
         sampled_softmax(**{**inputs(4, 6, 3), "negatives": drawn(4, 3, 7)}, temperature=1.0)

@@ -1,9 +1,9 @@
 """Sampled softmax compiled: native/src/sampled_softmax.cpp, one pass forward and backward.
 
 Negatives are read, or drawn inside. A row's gradient is the sum over its candidates in the order of the tokens, by
-(row, token, slope) entries sorted by row, so the result is the same to the last bit for any number of threads. Around a
-small table tokens come in parts whose entries stay in a cache and are added up at once. For a large one they wait for the
-backward, which answers the touched rows alone.
+(row, token, slope) entries sorted by row, so the result is the same to the last bit for any number of threads. With a
+small table tokens come in parts whose entries stay in a cache and are added up at once. With a large one they wait for
+the backward, which answers the touched rows alone.
 
 T tokens, P tokens of a part, R negatives, C = 1 + R candidates, N rows, U touched rows, D width, W width padded
 """
@@ -149,7 +149,7 @@ def forward(x: Inputs, temperature: float, eps: float, gradients: bool) -> tuple
     buckets = -(-num_rows >> shift)
     kept = part * candidates if gradients else 0
     out = {"total": torch.empty(()), "losses": torch.empty(tokens), "outside": torch.full((), -1)}
-    keep = {
+    keep: dict[str, Any] = {
         "dquery": torch.empty(tokens if gradients else 0, width),
         "sums": torch.empty(num_rows, padded) if summed else None,
         "touched": torch.empty(num_rows, dtype=torch.bool) if summed else None,

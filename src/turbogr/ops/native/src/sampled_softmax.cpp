@@ -301,6 +301,8 @@ static void with_vectors(const Job& job, const F& f) {
 // Losses and query gradients; what `sampled_softmax_rows` needs.
 EXPORT void sampled_softmax_tokens(const Job* given) {
   const Job& job = *given;
+  std::fill_n(job.first_entry, job.buckets + 1, 0);
+  std::fill_n(job.first_row, job.buckets + 1, 0);
 #pragma omp parallel num_threads(job.threads)
   with_vectors(job, [&](auto vectors) {
     Token token(job);
@@ -341,7 +343,6 @@ EXPORT void sampled_softmax_tokens(const Job* given) {
   double total = 0;
   for (int64_t t = 0; t < job.tokens; t++) total += double(job.losses[t]);
   *job.total = float(total);
-  job.first_row[0] = 0;
   if (job.gradients && !job.sums)
     for (int64_t bucket = 0; bucket < job.buckets; bucket++) job.first_row[bucket + 1] += job.first_row[bucket];
 }
