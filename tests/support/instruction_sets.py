@@ -12,9 +12,7 @@ from turbogr.ops import native
 
 def runnable() -> list[str]:
     """Plainest first; empty where nothing is compiled for this machine."""
-    able = torch.get_device_module("cpu").get_capabilities()
-    known = native.INSTRUCTION_SETS.get(native.machine(), {})
-    return [name for name in known if all(able.get(need) for need in native.NEEDS[name])]
+    return native.runnable()
 
 
 @contextmanager

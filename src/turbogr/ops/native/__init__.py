@@ -21,17 +21,33 @@ NEEDS = {
     "avx2": ("avx2", "fma3"),
     "avx512": ("avx512_f", "avx512_bw", "avx512_dq", "avx512_vl"),
     "avx512bf16": ("avx512_f", "avx512_bw", "avx512_dq", "avx512_vl", "avx512_bf16"),
+    "amx": ("avx512_f", "avx512_bw", "avx512_dq", "avx512_vl", "avx512_bf16", "amx_tile", "amx_bf16"),
     "neon": (),
 }
 FORCED_SET = "TURBOGR_INSTRUCTION_SET"
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18  # Linux on x86_64
+
+
+def runnable() -> list[str]:
+    """The instruction sets that this processor runs, and the kernel lets this process run, plainest first."""
+    able = torch.get_device_module("cpu").get_capabilities()
+    known = INSTRUCTION_SETS.get(machine(), {})
+    runs = [name for name in known if all(able.get(need) for need in NEEDS[name])]
+    return [name for name in runs if name != "amx" or _may_use_tiles()]
+
+
+@functools.cache
+def _may_use_tiles() -> bool:
+    """Asks for AMX's tile registers, which a Linux process gets only then; all its threads have them from here on."""
+    refused: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA)
+    return refused == 0
 
 
 @functools.cache
 def instruction_set() -> str:
     """The best one that this processor runs, or the one TURBOGR_INSTRUCTION_SET names; raises OSError."""
-    able = torch.get_device_module("cpu").get_capabilities()
     known = INSTRUCTION_SETS.get(machine(), {})
-    runs = [name for name in known if all(able.get(need) for need in NEEDS[name])]
+    runs = runnable()
     forced = os.environ.get(FORCED_SET)
     if forced and forced not in runs:
         raise OSError(f"{FORCED_SET}={forced} does not run on this processor, {', '.join(runs) or 'none'} would")

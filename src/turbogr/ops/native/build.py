@@ -29,6 +29,7 @@ INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {
         "avx2": ["-march=x86-64-v3"],
         "avx512": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
         "avx512bf16": ["-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512"],
+        "amx": ["-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mprefer-vector-width=512"],
     },
     "aarch64": {"neon": ["-march=armv8-a"]},
 }
@@ -114,7 +115,7 @@ def build(only: list[str] | None = None) -> dict[str, Any]:
 
 
 def serves(facts: dict[str, Any]) -> bool:
-    """Whether the libraries that built.json speaks of are there, for this machine and from the sources that are here."""
+    """Whether the libraries that built.json speaks of are there, for this machine and from the sources here."""
     names = INSTRUCTION_SETS.get(machine(), {})
     files = [LIBRARIES / f"{path.stem}-{name}.so" for path in sources() for name in names]
     digests = {path.stem: digest(path) for path in sources()}

@@ -28,6 +28,14 @@ INLINE Vec quick_sigmoid(Vec s) {
 
 INLINE unsigned different(VecI a, VecI b) { return unsigned(_mm256_movemask_ps((__m256)(a != b))); }
 
+INLINE int append(float* to, Vec x, unsigned lanes) {
+  float all[VW];
+  if (lanes) store(all, x);
+  int count = 0;
+  for (; lanes; lanes &= lanes - 1) to[count++] = all[__builtin_ctz(lanes)];
+  return count;
+}
+
 INLINE Vec gather(const float* table, VecI index) { return (Vec)_mm256_i32gather_ps(table, (__m256i)index, 4); }
 
 template <int PARTS>

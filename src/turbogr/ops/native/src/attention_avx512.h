@@ -5,7 +5,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 
-constexpr int ROWS = 8;
+constexpr int ROWS = 12;
 constexpr int TABLE_PARTS = 8;
 
 INLINE Vec load_part(const float* p, int count) {
@@ -17,20 +17,24 @@ INLINE void store_part(float* p, Vec x, int count) {
 
 INLINE Vec quick_sigmoid(Vec s) {
   __m512 x = _mm512_min_ps(_mm512_mul_ps((__m512)s, _mm512_set1_ps(-1.44269504088896f)), _mm512_set1_ps(126.0f));
-  __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  Vec f = (Vec)_mm512_sub_ps(x, whole);
-  Vec p = splat(1.327647196e-3f);
-  p = p * f + 9.675541503e-3f;
-  p = p * f + 5.550713275e-2f;
-  p = p * f + 2.402211972e-1f;
-  p = p * f + 6.931469671e-1f;
-  p = p * f + 1.0f;
-  __m512 y = _mm512_add_ps(_mm512_scalef_ps((__m512)p, whole), _mm512_set1_ps(1.0f));
+  Vec f = (Vec)_mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x); scalef takes the floor
+  Vec p = splat(1.877576608e-03f);
+  p = p * f + 8.989340253e-03f;
+  p = p * f + 5.582631792e-02f;
+  p = p * f + 2.401536171e-01f;
+  p = p * f + 6.931530732e-01f;
+  p = p * f + 9.999999251e-01f;
+  __m512 y = _mm512_add_ps(_mm512_scalef_ps((__m512)p, x), _mm512_set1_ps(1.0f));
   __m512 r = _mm512_rcp14_ps(y);  // one Newton step makes its 14 bits 24
   return (Vec)_mm512_mul_ps(r, _mm512_fnmadd_ps(y, r, _mm512_set1_ps(2.0f)));
 }
 
 INLINE unsigned different(VecI a, VecI b) { return _mm512_cmpneq_epi32_mask((__m512i)a, (__m512i)b); }
+
+INLINE int append(float* to, Vec x, unsigned lanes) {
+  store(to, (Vec)_mm512_maskz_compress_ps(__mmask16(lanes), (__m512)x));
+  return __builtin_popcount(lanes);
+}
 
 INLINE Vec gather(const float* table, VecI index) { return (Vec)_mm512_i32gather_ps((__m512i)index, table, 4); }
 

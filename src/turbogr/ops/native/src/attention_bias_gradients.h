@@ -1,11 +1,18 @@
 // Gradients of the bias tables: sums of score gradients over diagonals and over time buckets, a tile at a time.
 //
 // Both are kept in floats while they are hot and emptied into doubles in a fixed order.
-//   position  VW copies of the diagonals' sums, row i adds to copy i % VW: its vectors lie aligned, and no row waits for
-//             what the row before it stored
-//   time      a histogram per lane; a lane adds a run of cells in one bucket up before it touches the histogram
+//   position  VW copies of the diagonals' sums, row i adds to copy i % VW: its vectors lie aligned, and no row waits
+//             for what the row before it stored
+//   time      a histogram per lane; a lane adds a run of cells in one bucket up, and the runs that ended are listed
+//             before they touch the histogram
 #pragma once
 #include "attention_bias.h"
+
+INLINE int32_t bits_of(float x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
 
 // Where the sums of some rows go: position[length - 1 - d] for distance d, time[bucket].
 struct TableSums {
@@ -88,30 +95,26 @@ struct BiasGradients {
   }
 
   void add_times(const Tile& tile, const float* cells, const int32_t* of_buckets) {
+    const VecI lanes = iota();
+    float run_sums[BLOCK * VW + 2 * VW];
+    float run_places[BLOCK * VW + 2 * VW];  // the bits of int32
     for (int v = 0; v < tile.vectors; v++) {
-      int r = tile.kind == Kind::DIAGONAL ? v * VW : 0;
+      int r = tile.kind == Kind::DIAGONAL ? v * VW : 0, runs = 0;
       VecI bucket = load(of_buckets + r * BLOCK + v * VW);
       Vec run{};
       for (; r < tile.rows; r++) {
         VecI here = load(of_buckets + r * BLOCK + v * VW);
-        if (unsigned ended = different(here, bucket)) {
-          end_runs(ended, bucket, run);
-          run = (Vec)((VecI)run & (here == bucket));
-          bucket = here;
-        }
-        run += load(cells + r * BLOCK + v * VW);
+        unsigned ended = different(here, bucket);
+        append(run_sums + runs, run, ended);
+        runs += append(run_places + runs, (Vec)(bucket * VW + lanes), ended);
+        run = (Vec)((VecI)run & (here == bucket)) + load(cells + r * BLOCK + v * VW);
+        bucket = here;
       }
-      end_runs((1u << VW) - 1, bucket, run);
-    }
-  }
-
-  void end_runs(unsigned lanes, VecI bucket, Vec run) {
-    int32_t at[VW];
-    float sums[VW];
-    store(at, bucket), store(sums, run);
-    for (; lanes; lanes &= lanes - 1) {
-      int l = __builtin_ctz(lanes);
-      histogram[at[l] * VW + l] += sums[l];
+      for (int n = 0; n < runs; n++) histogram[bits_of(run_places[n])] += run_sums[n];
+      float last[VW];
+      int32_t at[VW];
+      store(last, run), store(at, bucket * VW + lanes);
+      for (int l = 0; l < VW; l++) histogram[at[l]] += last[l];
     }
   }
 };

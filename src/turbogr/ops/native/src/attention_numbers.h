@@ -3,12 +3,15 @@
 //   Single     fp32
 //   HalfWide   bf16, widened to fp32 when a tile is laid out
 //   HalfPairs  bf16, multiplied two by two where the processor can (AVX512-BF16)
+//   HalfTiles  these pairs, 16 x 16 x 16 at once (AMX; attention_amx.h)
 //
 // An operand is made of 32-bit units: one float, or a pair of bf16 that lie next to each other along the summed side.
 //   depth(d)                    units of d columns
 //   rows                        a broadcast operand summed over its columns  [n][depth(d)]
 //   columns                     a broadcast operand summed over its tokens   [depth(n)][d]
 //   copied_columns              the same where whole vectors are read: always a copy, up(d) wide, 0 behind d
+//   columns_too                 the columns of what `rows` has answered
+//   sum_rows(d)                 rows of sums that d columns take
 //   load(row, unit, d)          VW units of a token from `unit` on, 0 behind d
 //   write(to, x, count)         the first `count` numbers of x, rounded to the format
 #pragma once
@@ -41,7 +44,12 @@ INLINE void store_bf16(Bf16* p, Vec x, int count) {
 
 struct Unpaired {  // a unit is one number
   static constexpr int STEP = 1;
+  static constexpr bool TILES = false;
+  struct Registers {
+    Registers() {}  // nothing to set up
+  };
   INLINE int depth(int d) { return d; }
+  INLINE int sum_rows(int d) { return d; }
   INLINE Vec madd(Vec sum, float a, Vec b) { return sum + a * b; }
 
   template <int M, int V>
@@ -54,6 +62,10 @@ struct Unpaired {  // a unit is one number
   // stacked they are rows already
   template <int M, int V>
   INLINE void store_rows(float*, Vec (&)[M][V]) {}
+  template <class In>
+  INLINE Operand columns_too(const Operand& rows, float*, const In*, int64_t, int, int) {
+    return rows;
+  }
 };
 
 INLINE int up(int64_t n) { return int((n + VW - 1) / VW * VW); }
@@ -73,8 +85,13 @@ struct Single : Unpaired {
   INLINE Vec load(const In* row, int unit, int d) {
     return d - unit >= VW ? ::load(row + unit) : load_part(row + unit, d - unit);
   }
-  INLINE Operand rows(float*, const In* from, int64_t stride, int, int) { return {from, stride}; }
-  INLINE Operand columns(float*, const In* from, int64_t stride, int, int) { return {from, stride}; }
+  // Tokens a multiple of 1 KB apart share few sets of the first-level cache: they are laid out anew.
+  INLINE Operand rows(float* scratch, const In* from, int64_t stride, int n, int d) {
+    return stride % 256 ? Operand{from, stride} : copied<Single>(scratch, from, stride, n, d);
+  }
+  INLINE Operand columns(float* scratch, const In* from, int64_t stride, int n, int d) {
+    return rows(scratch, from, stride, n, d);
+  }
   INLINE Operand copied_columns(float* scratch, const In* from, int64_t stride, int n, int d) {
     return copied<Single>(scratch, from, stride, n, d);
   }
@@ -107,7 +124,12 @@ struct HalfPairs {
   typedef Bf16 In;
   static constexpr bool IN_FLOATS = false;
   static constexpr int STEP = 2;
+  static constexpr bool TILES = false;
+  struct Registers {
+    Registers() {}  // nothing to set up
+  };
   INLINE int depth(int d) { return (d + 1) / 2; }
+  INLINE int sum_rows(int d) { return d; }
   INLINE Vec madd(Vec sum, float a, Vec b) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_ps(a), (__m512bh)b);
   }
@@ -146,6 +168,9 @@ struct HalfPairs {
     return copied<HalfPairs>(scratch, from, stride, n, d);
   }
   INLINE Operand copied_columns(float* scratch, const In* from, int64_t stride, int n, int d) {
+    return columns(scratch, from, stride, n, d);
+  }
+  INLINE Operand columns_too(const Operand&, float* scratch, const In* from, int64_t stride, int n, int d) {
     return columns(scratch, from, stride, n, d);
   }
   INLINE Operand columns(float* scratch, const In* from, int64_t stride, int n, int d) {

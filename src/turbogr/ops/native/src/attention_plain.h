@@ -20,6 +20,13 @@ INLINE unsigned different(VecI a, VecI b) {
   return bits;
 }
 
+// The lanes whose bits are set, one after the other; up to VW numbers behind them may be overwritten. Answers how many.
+INLINE int append(float* to, Vec x, unsigned lanes) {
+  int count = 0;
+  for (; lanes; lanes &= lanes - 1) to[count++] = x[__builtin_ctz(lanes)];
+  return count;
+}
+
 INLINE Vec gather(const float* table, VecI index) {
   Vec x;
   for (int l = 0; l < VW; l++) x[l] = table[index[l]];

@@ -1,7 +1,7 @@
 // How attention's work is cut and handed to threads: the same pieces for any number of threads, added in a fixed order.
 //
 // Forward: a unit is a few query blocks of one row; units share nothing.
-// Backward: a unit is some short rows, or one key block of a long row. Units of one long row add to the same dq, each
+// Backward: a unit is some short rows, or a few key blocks of a long row. Units of one long row add to the same dq, each
 // query block in the order of the key blocks: a unit waits until the one before it is past that query block. Units are
 // taken in order, so the first unfinished one never waits for one that has not begun.
 #pragma once
@@ -14,6 +14,8 @@
 #include "attention_bias_gradients.h"
 
 constexpr int FORWARD_BLOCKS = 8;     // query blocks of a unit
+constexpr int QUERY_BLOCKS = 4;       // of these, how many go over the keys side by side
+constexpr int KEY_BLOCKS = 4;         // key blocks of a long row that go over the queries side by side
 constexpr int64_t SHORT_ROW = 512;    // longer rows are cut into key blocks
 constexpr int64_t SHORT_TOKENS = 256; // rows are put together up to so many tokens
 
@@ -92,7 +94,7 @@ struct LongRow {
 
 struct BackwardUnit {
   size_t first, last;   // rows, by their place in the order
-  int key_block;        // of a long row; -1: all of them
+  int key_block;        // of a long row, the first; -1: all of them
   LongRow* shared;      // of a long row
   size_t sums;          // which TableSums
 };
@@ -104,7 +106,9 @@ struct BackwardPlan {
   std::vector<TableSums> sums;
   std::vector<double> positions, times;
 
-  BackwardPlan(const int64_t* offsets, int64_t rows, const BiasTables& tables) : order(longest_first(offsets, rows)) {
+  // Units of a long row have `together` key blocks.
+  BackwardPlan(const int64_t* offsets, int64_t rows, const BiasTables& tables, int together = 1)
+      : order(longest_first(offsets, rows)) {
     auto length = [&](size_t at) { return offsets[order[at] + 1] - offsets[order[at]]; };
     for (size_t at = 0; at < order.size() && length(at) > 0;) {
       int longest = int(length(at));
@@ -112,7 +116,7 @@ struct BackwardPlan {
       if (longest > SHORT_ROW) {
         int blocks = (longest + BLOCK - 1) / BLOCK;
         long_rows.push_back(std::make_unique<LongRow>(blocks));
-        for (int block = 0; block < blocks; block++)
+        for (int block = 0; block < blocks; block += together)
           units.push_back({at, end, block, long_rows.back().get(), sums.size()});
       } else {
         for (int64_t tokens = longest; end < order.size() && length(end) > 0; end++) {

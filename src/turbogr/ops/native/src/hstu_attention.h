@@ -27,7 +27,7 @@ INLINE In* at(const Tensor& x, int64_t token, int64_t head) {
 
 // What a thread works in; a few tiles, whatever the rows' lengths (but for a row's times and diagonals).
 struct Workspace {
-  Buffer lanes, sums, values, bias, buckets, weights, slopes, dscores, dscore_rows, cells, rows, columns, times,
-      key_columns, diagonals, histogram, dq;
+  Buffer lanes, sums, values, bias, buckets, weights, slopes, dscores, dscore_rows, cells, rows, dy_rows, columns,
+      more_columns, times, key_columns, diagonals, histogram, dq;
 };
 static thread_local Workspace work;
