@@ -96,7 +96,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     if device == "cuda":
         import torch  # only where a GPU is asked for: benchmarks of the data part need no torch
 
-        described["gpu"] = torch.cuda.get_device_name()
+        described["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return described
 
 

@@ -1,18 +1,25 @@
 """The public ML-1M recipes, trained in full on this machine: best and last epoch, curves, wall time.
 
     python -m benchmarks.ml1m --model hstu --ties shuffled --runs runs    101 epochs; goes on where it was stopped
+    python -m benchmarks.ml1m --model hstu --protocol rectools            RecTools' protocol, 100 epochs
     python -m benchmarks.ml1m --quick                                     one epoch of each model: that it runs
 
-Ties shuffled stands for the public code's unstable sort, ties file keeps the order of ratings.dat. The best epoch is
-that with the best NDCG@10 on the test target, as the published figures seem to be; the last epoch stands beside it.
+Protocol public: the last item is the test, the best epoch is that with the best NDCG@10 on the test target, as the
+published figures seem to be; the last epoch stands beside it. Ties shuffled stands for the public code's unstable sort,
+ties unstable is that sort (numpy's quicksort of all times), ties file keeps the order of ratings.dat. Protocol
+rectools: ties in file order, last item test, last but one validation and not trained on, the best epoch by NDCG@10 on
+the validation target. `--seed` seeds the order of ties, the parameters, the batches and the negatives.
 Figures: hr10_best, ndcg10_best, hr10_last, ndcg10_last, train_seconds, evaluate_seconds.
 """
 
 import argparse
 import dataclasses
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.common import ROOT, finish, parser
 from turbogr.config import Config, load
@@ -23,23 +30,44 @@ from turbogr.train.metrics import read_lines
 from turbogr.train.trainer import train
 
 MODELS = ("hstu", "sasrec", "hstu-large")
+RECTOOLS_EPOCHS = 100
 
 
-def store_of(data: Path, runs: Path, ties: str) -> Path:
-    store = runs / "stores" / f"ml-1m-{ties}"
+def store_of(data: Path, runs: Path, ties: str, seed: int = 0) -> Path:
+    store = runs / "stores" / (f"ml-1m-{ties}-{seed}" if ties == "shuffled" else f"ml-1m-{ties}")
     if not store.exists():
-        archive = open_source("movielens", data / "movielens-1m" / "ml-1m.zip")
-        prepare(archive, store, PrepareOptions(ties="shuffled" if ties == "shuffled" else "file"))
+        archive = data / "movielens-1m" / "ml-1m.zip"
+        with tempfile.TemporaryDirectory() as scratch:
+            if ties == "unstable":
+                archive = sorted_as_published(archive, Path(scratch) / "ml-1m.zip")
+            order = PrepareOptions(ties="shuffled", seed=seed) if ties == "shuffled" else PrepareOptions()
+            prepare(open_source("movielens", archive), store, order)
     return store
 
 
-def config_of(model: str, store: Path, threads: int, epochs: int | None, seed: int) -> Config:
+def sorted_as_published(archive: Path, target: Path) -> Path:
+    """The archive with its ratings in the order in which the public code's sort by time leaves them."""
+    with zipfile.ZipFile(archive) as given, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as made:
+        for name in given.namelist():
+            content = given.read(name)
+            if name.endswith("ratings.dat"):
+                lines = content.splitlines(keepends=True)
+                times = np.array([int(line.rsplit(b"::", 1)[1]) for line in lines])
+                content = b"".join(lines[place] for place in np.argsort(times, kind="quicksort"))
+            made.writestr(name, content)
+    return target
+
+
+def config_of(model: str, store: Path, threads: int, epochs: int | None, seed: int, protocol: str = "public") -> Config:
     config = load(ROOT / "configs" / "ml-1m" / f"{model}.toml")
-    train_config = dataclasses.replace(config.train, seed=seed, epochs=epochs or config.train.epochs)
+    if protocol == "rectools":
+        split = dataclasses.replace(config.split, protocol="leave-one-out-validation")
+        train_config = dataclasses.replace(config.train, epochs=RECTOOLS_EPOCHS, select_on_test=False)
+        config = dataclasses.replace(config, split=split, train=train_config)
     return dataclasses.replace(
         config,
         data=dataclasses.replace(config.data, store=str(store)),
-        train=train_config,
+        train=dataclasses.replace(config.train, seed=seed, epochs=epochs or config.train.epochs),
         device=dataclasses.replace(config.device, threads=threads),
     )
 
@@ -67,7 +95,8 @@ def figures_of(result: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--model", choices=MODELS, default="hstu")
-    made.add_argument("--ties", choices=("shuffled", "file"), default="shuffled")
+    made.add_argument("--protocol", choices=("public", "rectools"), default="public")
+    made.add_argument("--ties", choices=("shuffled", "unstable", "file"), default=None, help="shuffled, rectools: file")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--threads", type=int, default=1, help="part of a run's identity")
     made.add_argument("--runs", type=Path, default=None, help="folder that keeps the run, to be resumed")
@@ -83,10 +112,11 @@ def main() -> None:
         if arguments.quick:
             _quick(arguments, runs)
             return
-        config = config_of(
-            arguments.model, store_of(arguments.data, runs, arguments.ties), arguments.threads, None, arguments.seed
-        )
-        name = f"ml-1m-{arguments.model}-{arguments.ties}" + (f"-seed{arguments.seed}" if arguments.seed else "")
+        ties = arguments.ties or ("file" if arguments.protocol == "rectools" else "shuffled")
+        store = store_of(arguments.data, runs, ties, arguments.seed)
+        config = config_of(arguments.model, store, arguments.threads, None, arguments.seed, arguments.protocol)
+        kind = "rectools-" if arguments.protocol == "rectools" else ""
+        name = f"ml-1m-{arguments.model}-{kind}{ties}-seed{arguments.seed}"
         result, curve = run(config, runs / name)
     finish(name, arguments, figures_of(result), {"result": result, "curve": curve, "threads": arguments.threads})
 

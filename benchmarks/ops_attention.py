@@ -84,7 +84,7 @@ def check(settings: Settings) -> dict[str, float]:
     for name, lengths, heads, dim, times, mask in _cases(settings):
         for dtype in _dtypes():
             x = attention_inputs(lengths, max(int(lengths.max()), 1), heads, dim, dtype, times=times)
-            errors[f"attention {name} {dtype}"] = worst(ours(x, **mask), ours(_double(x), "reference", **mask))
+            errors[f"attention {name} {dtype}"] = worst(ours(x, **mask), ours(as_double(x), "reference", **mask))
     return errors
 
 
@@ -187,7 +187,7 @@ def _dtypes() -> list[torch.dtype]:
     return [torch.float32, torch.bfloat16] if supports_bf16(CPU) else [torch.float32]
 
 
-def _double(x: AttentionInputs) -> AttentionInputs:
+def as_double(x: AttentionInputs) -> AttentionInputs:
     """The same numbers as float64 leaves."""
     parts = {name: getattr(x, name).detach().double() for name in ("q", "k", "v", "position", "time", "weights")}
     for name in ("q", "k", "v", "position", "time"):

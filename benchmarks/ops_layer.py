@@ -56,12 +56,14 @@ def inputs(shape: Shape, lengths: Tensor) -> Inputs:
     return Inputs(leaves, weights, lengths, event_times(lengths), shape.heads, shape.cap)
 
 
-def ours(x: Inputs, *, rate: float = RATE, bf16: bool = False, backend: str | None = None) -> tuple[Tensor, ...]:
+def ours(
+    x: Inputs, *, rate: float = RATE, bf16: bool = False, biases: bool = True, backend: str | None = None
+) -> tuple[Tensor, ...]:
     """The output and every gradient."""
     first, uvqk, out_weight, out_bias, position, time = x.leaves
     offsets, tokens = offsets_of(x.lengths), len(first)
     noise = Noise(0, 0, row_of_token(offsets, tokens), position_in_row(offsets, tokens))
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+    with torch.autocast(first.device.type, torch.bfloat16, enabled=bf16):
         out = hstu_layer(
             first,
             offsets,
@@ -70,8 +72,8 @@ def ours(x: Inputs, *, rate: float = RATE, bf16: bool = False, backend: str | No
             out_bias,
             heads=x.heads,
             max_len=x.max_len,
-            position_bias=position,
-            time_bias=time,
+            position_bias=position if biases else None,
+            time_bias=time if biases else None,
             times=x.times[0],
             next_times=x.times[1],
             dropout=rate,
@@ -79,7 +81,7 @@ def ours(x: Inputs, *, rate: float = RATE, bf16: bool = False, backend: str | No
             layer=1,
             backend=backend,
         )
-    return out, *torch.autograd.grad(out, x.leaves, x.weights.to(out.dtype))
+    return out, *torch.autograd.grad(out, x.leaves if biases else x.leaves[:4], x.weights.to(out.dtype))
 
 
 def twin(x: Inputs) -> Callable[[], tuple[Tensor, ...]]:

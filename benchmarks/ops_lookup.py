@@ -1,12 +1,12 @@
 """A part of `benchmarks.ops`: lookup in eight tables against padded ones, and a whole step of one large table.
 
-Lookup: 2,080 rows of 512 ids, half of them padding, in eight tables of unequal size and heat. The baseline looks up the
-padded rectangles one table after the other and makes dense gradients; ours takes the valid ids of all tables at once and
-answers gradients by distinct id. Both have the tuned allocator.
+Lookup: 2,080 rows of 512 ids, half of them padding, in eight tables of unequal size and heat. The baseline looks up
+the padded rectangles one table after the other and makes dense gradients; ours takes the valid ids of all tables at
+once and answers gradients by distinct id. Both have the tuned allocator.
 
 Step: 100,000 Zipf ids of one table: lookup, gradient, update. The baseline is `nn.Embedding(sparse=True)` with torch's
-SparseAdam or Adagrad; ours updates by row-wise Adagrad, fused with the sum over duplicates, and, as the trainer does it,
-through a table's distinct rows. Both update the same memory.
+SparseAdam or Adagrad; ours updates by row-wise Adagrad, fused with the sum over duplicates, and, as the trainer does
+it, through a table's distinct rows. Both update the same memory.
 
 n ids, N rows of a table, D width
 """

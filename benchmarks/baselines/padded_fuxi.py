@@ -27,7 +27,7 @@ def jagged_attention(
 ) -> Tensor:
     """From q, k, v [T, H, d] to [T, C, H, d], position, time, semantic; padding and the way back included."""
     padding = Padding.of(offsets)
-    buckets = time_buckets(extended_times(padding, times, next_times))
+    buckets = time_buckets(extended_times(padding, times, next_times), time.dtype)
     by_time = torch.index_select(time, 0, buckets.flatten()).view(buckets.shape)
     q, k, v = padding.pad(q), padding.pad(k), padding.pad(v)
     visible = torch.ones(padding.longest, padding.longest, dtype=v.dtype).tril()

@@ -56,15 +56,15 @@ def relative_positions(table: Tensor, length: int) -> Tensor:
     return table[middle - length + 1 : middle + length].unfold(0, length, 1).flip(0)
 
 
-def time_buckets(extended: Tensor) -> Tensor:
-    """int64 [B, N, N]: bucket of the time between the event after i and the event j."""
+def time_buckets(extended: Tensor, dtype: torch.dtype) -> Tensor:
+    """int64 [B, N, N]: bucket of the time between the event after i and the event j, the logarithm taken in `dtype`."""
     seconds = (extended[:, 1:].unsqueeze(2) - extended[:, :-1].unsqueeze(1)).abs().clamp(min=1)
-    return (torch.log(seconds) / BUCKET_WIDTH).long().clamp(max=BUCKETS)
+    return (torch.log(seconds.to(dtype)) / BUCKET_WIDTH).long().clamp(max=BUCKETS)
 
 
 def relative_bias(position: Tensor, time: Tensor, extended: Tensor) -> Tensor:
     """[B, N, N]; position [2M - 1], time [BUCKETS + 1]."""
-    buckets = time_buckets(extended)
+    buckets = time_buckets(extended, time.dtype)
     by_time = torch.index_select(time, 0, buckets.flatten()).view(buckets.shape)
     return relative_positions(position, buckets.shape[1]) + by_time
 
