@@ -1,6 +1,8 @@
 """Write docs/results.md and the curves from what lies in benchmarks/results: python -m tools.make_results_page"""
 
 import json
+import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,46 @@ PAGE = ROOT / "docs" / "results.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results: written by tools/make_results_page.py -->", "<!-- end of results -->"
 PUBLISHED = {"hstu": (0.3097, 0.1720), "sasrec": (0.2853, 0.1603), "hstu-large": (0.3294, 0.1893)}
+RECTOOLS = {"hstu": (0.3226, 0.1880), "sasrec": (0.2877, 0.1622), "hstu-large": (0.3642, 0.2164)}
+OPERATORS = {
+    "attention_ml1m_1head_x": "HSTU attention, ML-1M lengths, 1 head of 50: times padded eager",
+    "attention_ml1m_2heads_x": "the same, 2 heads of 25",
+    "attention_kuairand_x": "the same, KuaiRand lengths to 2048, 4 heads of 64",
+    "attention_kuairand_gemm_share": "of the best GEMM's rate, there",
+    "attention_kuairand_memory_ratio": "peak memory above the inputs / output and gradients, there",
+    "attention_avx2_share": "AVX2 code's rate / AVX-512 code's, there",
+    "attention_bf16_x": "bf16: times fp32, there",
+    "attention_one_user_two_cores_x": "one user of 32,768 tokens: two cores, times one",
+    "fuxi_ml1m_x": "FuXi's three channels, ML-1M lengths: times padded eager",
+    "fuxi_kuairand_x": "the same, KuaiRand lengths",
+    "fuxi_kuairand_gemm_share": "of the best GEMM's rate, there",
+    "loss_4k_x": "sampled softmax, 3,883 items: times the gathered form",
+    "loss_4k_chunked_x": "times the best chunked torch form",
+    "loss_1m_x": "the same, a million items: times the gathered form",
+    "loss_1m_chunked_x": "times the best chunked torch form",
+    "loss_1m_copy_share": "bytes moved a second / a copy's, there",
+    "lookup_forward_x": "lookup in 8 tables, forward: times the padded loop",
+    "lookup_backward_x": "backward: times the padded loop",
+    "table_step_x": "a step of a 10 million x 64 table: times torch's sparse optimizers",
+    "layer_x": "an HSTU layer, D=512, KuaiRand lengths: times its padded twin",
+    "layer_gemm_share": "of the best GEMM's rate, fp32",
+    "layer_bf16_gemm_share": "of the best GEMM's rate, bf16",
+    "layer_memory_ratio": "memory / the padded twin's",
+    "step_hstu_x": "a training step of hstu.toml, reading included: times the public padded step",
+    "step_hstu_large_x": "the same, hstu-large.toml",
+    "max_rel_error": "largest relative error against float64, fp32",
+    "max_rel_error_bf16": "the same, bf16",
+}
+"""Figures of benchmarks.ops that are shown, and what they are."""
 
 
 def newest(prefix: str) -> list[dict[str, Any]]:
     """The full (not quick) results whose benchmark's name begins so, the newest of each name."""
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(RESULTS.glob(f"{prefix}*.json"), key=lambda path: path.stat().st_mtime):
+    for path in RESULTS.glob(f"{prefix}*.json"):
         result = json.loads(path.read_text())
-        if "-quick-" not in path.name:
+        known = found.get(result["benchmark"])
+        if "-quick-" not in path.name and (known is None or known["date"] <= result["date"]):
             found[result["benchmark"]] = {**result, "file": path.name}
     return [found[name] for name in sorted(found)]
 
@@ -31,50 +65,154 @@ def made_by(result: dict[str, Any], command: str) -> str:
     )
 
 
+def ml1m_runs() -> dict[str, list[dict[str, Any]]]:
+    """The results of every recipe, by seed."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in newest("ml-1m"):
+        groups.setdefault(re.sub(r"-seed\d+$", "", result["benchmark"].removeprefix("ml-1m-")), []).append(result)
+    return groups
+
+
+def mean_and_spread(results: list[dict[str, Any]], figure: str) -> str:
+    """Over the seeds, the standard deviation only where there are several."""
+    values = [result["figures"][figure] for result in results]
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{spread}"
+
+
+def highest(results: list[dict[str, Any]], metric: str) -> str:
+    """Mean over the seeds of a metric's highest value at any epoch."""
+    return f"{statistics.mean(max(line.get(metric, 0.0) for line in one['curve']) for one in results):.4f}"
+
+
 def ml1m() -> list[str]:
-    results = newest("ml-1m")
-    if not results:
+    groups = ml1m_runs()
+    if not groups:
         return []
     lines = [
         "## MovieLens-1M, the public recipes",
         "",
-        "Leave-one-out, full catalogue of 3,883 films, visible history removed. Best epoch by NDCG@10 on the test",
-        "target, as the published figures seem to be, and the last epoch. Ties *shuffled* stands for the public code's",
-        "unstable sort.",
+        "Full catalogue of 3,883 films, visible history removed; mean over seeds (of parameters, batches, negatives",
+        "and order of ties) and their standard deviation. *shuffled* (ties in a random order) stands for the public",
+        "code's unstable sort, *unstable* is numpy's unstable sort of the whole log, *file* keeps the order of `ratings.dat`:",
+        "the last item is the test, the best epoch is that with the best NDCG@10 on the test target, as the published",
+        "figures seem to be. *rectools-file*: ties in file order, last item test, last but one validation and not",
+        "trained on, the best epoch of 100 by NDCG@10 on the validation target; published are RecTools' own figures.",
+        "The highest values of any epoch stand beside them, because they look like what is published.",
         "",
-        "| run | best epoch | HR@10 | NDCG@10 | last HR@10 | last NDCG@10 | published, HR / NDCG | train, evaluate |",
-        "|---|---|---|---|---|---|---|---|",
+        "| run | seeds | best epoch: HR@10 | NDCG@10 | last epoch: HR@10 | NDCG@10 | highest HR@10 / NDCG@10 | "
+        "published | train, evaluate |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for result in results:
-        f, name = result["figures"], result["benchmark"].removeprefix("ml-1m-")
+    for name, results in groups.items():
         model = max((key for key in PUBLISHED if name.startswith(key)), key=len)
-        hr, ndcg = PUBLISHED[model]
-        public = f"{hr:.4f} / {ndcg:.4f}" if "shuffled" in name else "-"
+        public = RECTOOLS[model] if "rectools" in name else PUBLISHED[model] if not name.endswith("-file") else None
+        took = [
+            statistics.median(one["figures"][key] for one in results) for key in ("train_seconds", "evaluate_seconds")
+        ]
+        cells = [mean_and_spread(results, key) for key in ("hr10_best", "ndcg10_best", "hr10_last", "ndcg10_last")]
         lines.append(
-            f"| {name} | {f['epoch_best']} | {f['hr10_best']:.4f} | {f['ndcg10_best']:.4f} | {f['hr10_last']:.4f} | "
-            f"{f['ndcg10_last']:.4f} | {public} | {f['train_seconds']:.0f} s, {f['evaluate_seconds']:.0f} s |"
+            f"| {name} | {len(results)} | {' | '.join(cells)} | {highest(results, 'hr@10')} / "
+            f"{highest(results, 'ndcg@10')} | {f'{public[0]:.4f} / {public[1]:.4f}' if public else '-'} | "
+            f"{took[0]:.0f} s, {took[1]:.0f} s |"
         )
-    plot(results)
-    command = "python -m benchmarks.ml1m --model MODEL --ties TIES"
-    return [*lines, "", "![NDCG@10 by epoch](ml-1m-curves.png)", "", *(made_by(one, command) for one in results), ""]
+    plot_curves(groups)
+    command = "python -m benchmarks.ml1m --model MODEL --ties TIES --seed SEED"
+    sources = [f"- {made_by(one, command)}" for results in groups.values() for one in results]
+    return [*lines, "", "![NDCG@10 by epoch](ml-1m-curves.png)", "", *sources, ""]
 
 
-def plot(results: list[dict[str, Any]]) -> None:
+def plot_curves(groups: dict[str, list[dict[str, Any]]]) -> None:
+    figure, axes = figure_of(7, 3.6)
+    for number, (name, results) in enumerate(groups.items()):
+        for turn, result in enumerate(results):
+            metric = "ndcg@10"
+            points = [(line["epoch"], line[metric]) for line in result["curve"] if metric in line]
+            axes.plot(*zip(*points, strict=True), color=f"C{number}", lw=0.8, label=None if turn else name)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("NDCG@10 (rectools: validation)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "ml-1m-curves.png", dpi=110)
+
+
+def figure_of(width: float, height: float) -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 3.6))
-    for result in results:
-        points = [(line["epoch"], line["ndcg@10"]) for line in result["curve"] if "ndcg@10" in line]
-        axes.plot(*zip(*points, strict=True), label=result["benchmark"].removeprefix("ml-1m-"))
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("NDCG@10, test")
-    axes.grid(alpha=0.3)
-    axes.legend()
+    return pyplot.subplots(figsize=(width, height))
+
+
+def ops() -> list[str]:
+    lines: list[str] = []
+    for result in newest("ops"):
+        if result["benchmark"] != "ops" or result["machine"]["device"] != "cpu":
+            continue
+        figures = result["figures"]
+        rows = [f"| {text} | {show(figures.get(key))} |" for key, text in OPERATORS.items() if key in figures]
+        plot_ratios(figures)
+        lines += [
+            "## Operators on the CPU",
+            "",
+            "fp32 unless it says bf16; every ratio is of medians of variants that took turns in one run, both sides",
+            "with the tuned allocator. *Padded eager* is the public formulation, pinned by tests to its formula; *best",
+            "GEMM* is the faster of MKL's and oneDNN's square product in the same rounds and the same type; operations",
+            "are the causal count of [flops.md](flops.md). On a GPU: not measured.",
+            "",
+            "| | |",
+            "|---|---|",
+            *rows,
+            "",
+            "![ratios to the baselines](operators.png)",
+            "",
+            made_by(result, "python -m benchmarks.ops"),
+            "",
+        ]
+    return lines
+
+
+def plot_ratios(figures: dict[str, Any]) -> None:
+    shown = [(text, figures[key]) for key, text in OPERATORS.items() if key.endswith("_x") and figures.get(key)]
+    figure, axes = figure_of(8, 0.34 * len(shown) + 1)
+    axes.barh([text for text, _ in shown][::-1], [value for _, value in shown][::-1], color="C0")
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", lw=0.8)
+    axes.set_xlabel("times faster (or smaller) than the baseline, logarithmic")
+    axes.tick_params(axis="y", labelsize=7)
+    for place, (_, value) in enumerate(shown[::-1]):
+        axes.text(value, place, f" {value:.1f}", va="center", fontsize=7)
     figure.tight_layout()
-    figure.savefig(ROOT / "docs" / "ml-1m-curves.png", dpi=110)
+    figure.savefig(ROOT / "docs" / "operators.png", dpi=110)
+
+
+def peers() -> list[str]:
+    lines: list[str] = []
+    for result in newest("peers"):
+        f = result["figures"]
+        rows = [
+            f"| {name} | {f[f'{name}_tokens_per_s']:,.0f} | {f[f'peer_{name}_tokens_per_s']:,.0f} | "
+            f"{f[f'peer_{name}_x']:.1f} | {f[f'peer_{name}_memory_ratio']:.2f} |"
+            for name in ("hstu", "hstu_large", "sasrec")
+            if f.get(f"peer_{name}_x") is not None
+        ]
+        lines += [
+            "## Training against RecTools",
+            "",
+            "RecTools' HSTUModel and SASRecModel at the sizes of the ML-1M recipes, on the same events, loss,",
+            "negatives, threads and tuned allocator, data loading included, the sides taking turns; real tokens,",
+            "padding does not count. Memory is the peak of the process, ours / theirs.",
+            "",
+            "| recipe | ours, tokens/s | RecTools, tokens/s | times | memory |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            made_by(result, "python -m benchmarks.peers"),
+            "",
+        ]
+    return lines
 
 
 def plain(prefix: str, title: str, text: str, command: str) -> list[str]:
@@ -92,11 +230,23 @@ def show(value: Any) -> str:
 def summary() -> list[str]:
     """What the README shows: one line per proof, each from its newest result."""
     lines = ["| measured | |", "|---|---|"]
-    for result in newest("ml-1m"):
-        f, name = result["figures"], result["benchmark"].removeprefix("ml-1m-")
+    for result in newest("ops"):
+        f = result["figures"]
+        if result["benchmark"] == "ops" and result["machine"]["device"] == "cpu":
+            lines += [
+                f"| {OPERATORS[key].split(': times')[0]}: faster than the public eager code | {f[key]:.1f}x |"
+                for key in ("attention_ml1m_1head_x", "loss_4k_x", "step_hstu_x", "step_hstu_large_x")
+                if f.get(key)
+            ]
+    for result in newest("peers"):
+        f = result["figures"]
+        for name in ("hstu", "hstu_large"):
+            if f.get(f"peer_{name}_x"):
+                lines.append(f"| training {name}, tokens per second against RecTools | {f[f'peer_{name}_x']:.1f}x |")
+    for name, results in ml1m_runs().items():
         lines.append(
-            f"| ML-1M, {name} ties, 101 epochs: HR@10 / NDCG@10, best (last) epoch | {f['hr10_best']:.4f} / "
-            f"{f['ndcg10_best']:.4f} ({f['hr10_last']:.4f} / {f['ndcg10_last']:.4f}) |"
+            f"| ML-1M, {name} ties, {len(results)} seeds: HR@10 / NDCG@10, best epoch | "
+            f"{mean_and_spread(results, 'hr10_best')} / {mean_and_spread(results, 'ndcg10_best')} |"
         )
     for result in newest("demo_quality"):
         f = result["figures"]
@@ -131,6 +281,8 @@ def main() -> None:
         "",
         "Written by `python -m tools.make_results_page` from `benchmarks/results/`; not by hand.",
         "",
+        *ops(),
+        *peers(),
         *ml1m(),
         *plain(
             "demo_quality",
