@@ -1,5 +1,6 @@
 """device.py on a machine without an accelerator, and with a stand-in for one."""
 
+import platform
 import subprocess
 import sys
 import types
@@ -137,6 +138,35 @@ def test_a_preloaded_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
     assert device.tune_allocator() == "left alone: jemalloc is preloaded"
+
+
+HOLES = """
+import torch
+from turbogr.device import return_freed_memory, tune_allocator
+tune_allocator()
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssAnon"))
+kept = []
+for n in range(200):
+    wide = torch.ones(2**18)
+    kept.append(torch.ones(2**10))  # a small tensor behind every large one, so that no hole is at the heap's end
+    del wide
+    wide = [torch.ones(2**18) for _ in range(2)]
+    kept.append(torch.ones(2**10))
+    del wide
+before = resident()
+return_freed_memory()
+print(before, resident())
+"""
+
+
+def test_freed_memory_between_live_tensors_goes_back_to_the_system() -> None:
+    """Catches: a training that grows by gigabytes over its epochs, because no hole of its heap is ever given back."""
+    said = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True).stdout
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("no glibc")
+    before, after = map(int, said.split())
+    assert after < before - 1024
 
 
 def test_without_glibc_the_allocator_is_left_alone_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

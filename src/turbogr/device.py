@@ -131,3 +131,10 @@ def tune_allocator() -> str:
     # malloc.h: M_TRIM_THRESHOLD -1, M_TOP_PAD -2, M_MMAP_MAX -4
     done = [mallopt(-4, 0), mallopt(-1, 2**31 - 1), mallopt(-2, 64 * 2**20)]
     return "tuned: glibc keeps freed blocks (no mmap, no trim)" if all(done) else "left alone: glibc refused"
+
+
+def return_freed_memory() -> None:
+    """What a tuned allocator keeps, back to the system: batches of ever new sizes leave holes that add up to gigabytes
+    over a run, and an epoch's end can afford to have pages faulted in again."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

@@ -19,7 +19,7 @@ from turbogr.config import Config, check, to_dict
 from turbogr.data.batching import EpochPlan, plan_epoch, training_pairs
 from turbogr.data.split import Which, make_split, training_counts
 from turbogr.data.store import Store
-from turbogr.device import pick_device, set_threads, supports_bf16
+from turbogr.device import pick_device, return_freed_memory, set_threads, supports_bf16
 from turbogr.errors import ConfigError, UserError, did_you_mean
 from turbogr.evaluate import METRICS, Evaluation, evaluate
 from turbogr.files import said_where, write_json
@@ -218,6 +218,7 @@ class Trainer:
         for sink in self._sinks[1:]:
             sink.log(progress.step - 1, {f"epoch/{name}": value for name, value in entry.items()})
         self._save()
+        return_freed_memory()
         shown.write(_epoch_line(entry, config.epochs))
 
     def _evaluate(self, shown: Bar) -> dict[str, float]:
