@@ -62,8 +62,8 @@ setup: .venv/.installed-dev .venv/.native
 	$(BIN)/pip install -c constraints.txt -e .
 	@touch $@
 
-# The compiled operators again, after a change of their sources.
-.venv/.native: .venv/.installed $(wildcard src/turbogr/ops/native/src/*)
+# Those compiled operators whose sources changed since they were installed.
+.venv/.native: .venv/.installed src/turbogr/ops/native/build.py $(wildcard src/turbogr/ops/native/src/*)
 	$(BIN)/python src/turbogr/ops/native/build.py
 	@touch $@
 

@@ -24,10 +24,10 @@ CXX_LIMITS = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
 class CompiledOperators(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         build = load_build()
-        facts = build.build()
+        facts = build.refresh()
         shipped = [build.FACTS]
         if build.serves(build.read_facts()):
-            libraries = [build.LIBRARIES / f"{path.stem}-{name}.so" for path in build.sources() for name in sets(build)]
+            libraries = build.libraries()
             # plain C symbols, no Python ABI: one wheel serves every Python of this platform
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform_tag(path.read_bytes() for path in libraries)}"
@@ -44,10 +44,6 @@ def load_build() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def sets(build: ModuleType) -> Iterable[str]:
-    return build.INSTRUCTION_SETS[build.machine()]
 
 
 def platform_tag(libraries: Iterable[bytes]) -> str:

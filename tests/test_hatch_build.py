@@ -86,4 +86,5 @@ def test_the_wheel_ships_the_libraries_that_were_built_and_no_others(
     assert facts["pure_python"] is False
     assert facts["tag"].startswith("py3-none-linux_") or facts["tag"].startswith("py3-none-manylinux_")
     names = {Path(path).name for path in facts["artifacts"]}
-    assert names == {"built.json"} | {f"small-{name}.so" for name in build.INSTRUCTION_SETS[build.machine()]}
+    assert names == {"built.json"} | {f"small-{name}.so" for name in build.sets_of("small")}
+    assert names <= {path.name for path in (package / "lib").iterdir()}

@@ -1,7 +1,8 @@
 // Runs HSTU attention, forward and backward, on a golden file and prints how far it is from what stands there.
 //
 // The very source that turbogr compiles, in a program of its own, so that code for another processor runs under an
-// emulator. tests/native/test_attention_golden.py writes the file and says what must come out.
+// emulator. tests/native/test_attention_golden.py writes the file and says what must come out. Memory that the operator
+// allocates holds NaN, so that what it reads before writing shows.
 //
 //   the file    arrays one after the other, each as a count (int64) and its numbers; an absent one has count 0
 //   printed     NAME ERROR, a line each: |got - wanted| / |wanted|; `threads` is 0 where 1 and 2 threads give the same bits
@@ -10,6 +11,13 @@
 #include <string>
 
 #include "hstu_attention.cpp"
+
+// In place of the C library's.
+extern "C" void* aligned_alloc(size_t alignment, size_t size) noexcept {
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment, size) != 0) return nullptr;
+  return std::memset(memory, 0xff, size);
+}
 
 static std::FILE* golden;
 

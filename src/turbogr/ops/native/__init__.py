@@ -1,8 +1,8 @@
 """The compiled CPU operators: found, checked and called through ctypes.
 
 Libraries are built at installation (see build.py), one per source file and instruction set, and never later at import.
-`library(name)` answers the one for this processor, `rejects(name)` says why there is none: every operator has a torch
-backend that runs instead.
+`library(name)` answers the one for this processor, of the best set that the source has code for; `rejects(name)` says
+why there is none: every operator has a torch backend that runs instead.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbogr.ops.native.build import INSTRUCTION_SETS, LIBRARIES, SOURCES, digest, machine, read_facts
+from turbogr.ops.native.build import INSTRUCTION_SETS, SOURCES, digest, library_path, machine, read_facts, sets_of
 
 NEEDS = {
     # what torch calls the processor's abilities that each instruction set needs
@@ -66,7 +66,14 @@ def library(name: str) -> ctypes.CDLL:
         raise OSError("not compiled: run `turbogr doctor --build`")
     if facts["sources"][name] != digest(SOURCES / f"{name}.cpp"):
         raise OSError("compiled from other sources: run `turbogr doctor --build`")
-    return ctypes.CDLL(str(LIBRARIES / f"{name}-{instruction_set()}.so"))
+    return ctypes.CDLL(str(library_path(name, library_set(name))))
+
+
+def library_set(name: str) -> str:
+    """The instruction set that library `name` is loaded for: the best of those it has that is none above ours."""
+    best = instruction_set()
+    order = list(INSTRUCTION_SETS[machine()])
+    return [one for one in sets_of(name) if order.index(one) <= order.index(best)][-1]
 
 
 def rejects(name: str) -> Callable[[torch.device], str | None]:

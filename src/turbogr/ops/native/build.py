@@ -1,10 +1,14 @@
-"""Compiles the C++ operators: every `src/*.cpp` into one shared library for each instruction set of this processor.
+"""Compiles the C++ operators: every `src/*.cpp` into one shared library for each instruction set it has code for.
 
     lib/<source>-<instruction set>.so        plain C symbols, OpenMP, no torch or Python headers
     lib/built.json                           what was built by which compiler from which sources, or why nothing was
 
-The build hook runs it at `pip install`; `turbogr doctor --build` runs it again. Standard library only: the hook imports
-this file alone, before anything is installed.
+The build hook compiles everything at `pip install`, and `turbogr doctor --build` does so again. As a script:
+
+    python src/turbogr/ops/native/build.py                     those sources whose libraries are missing or out of date
+    python src/turbogr/ops/native/build.py hstu_attention      these sources
+
+Standard library only: the hook imports this file alone, before anything is installed.
 """
 
 import hashlib
@@ -33,6 +37,8 @@ INSTRUCTION_SETS: dict[str, dict[str, list[str]]] = {
     },
     "aarch64": {"neon": ["-march=armv8-a"]},
 }
+# Only these sources have code of their own for these sets; for the others the next plainer one is the same code.
+ONLY_FOR = {"amx": ("hstu_attention",)}
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden"]
 # What of -ffast-math the kernels want; all of it would set flush-to-zero for the whole process.
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi"]
@@ -46,9 +52,26 @@ def sources() -> list[Path]:
     return sorted(SOURCES.glob("*.cpp"))
 
 
+def sets_of(source: str) -> dict[str, list[str]]:
+    """The instruction sets of this machine that src/SOURCE.cpp is compiled for, plainest first, and their flags."""
+    sets = INSTRUCTION_SETS.get(machine(), {})
+    return {name: flags for name, flags in sets.items() if source in ONLY_FOR.get(name, (source,))}
+
+
+def library_path(source: str, name: str) -> Path:
+    return LIBRARIES / f"{source}-{name}.so"
+
+
+def libraries(source: str | None = None) -> list[Path]:
+    """What belongs to this machine, of one source or of all of them."""
+    names = [path.stem for path in sources()] if source is None else [source]
+    return [library_path(one, name) for one in names for name in sets_of(one)]
+
+
 def digest(source: Path) -> str:
-    """Of a source and the headers it takes in: a library built from others is not loaded."""
+    """Of a source, the headers it takes in and the compiler's flags: a library built from others is not loaded."""
     read, waiting, seen = hashlib.sha256(), [source.name], set()
+    read.update(json.dumps([FLAGS, sets_of(source.stem)]).encode())
     while waiting:
         name = waiting.pop()
         path = SOURCES / name
@@ -66,7 +89,9 @@ def machine() -> str:
 
 
 def find_compiler() -> str:
-    """CXX, or the first of c++, g++ and clang++."""
+    """CXX, or the first of c++, g++ and clang++; CannotBuild where there is none, or nothing that it could compile."""
+    if machine() not in INSTRUCTION_SETS or sys.platform != "linux":
+        raise CannotBuild(f"they are written for Linux on x86_64 and aarch64, not {sys.platform} {machine()}")
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     found = next((path for path in map(shutil.which, names) if path), None)
     if found is None:
@@ -75,7 +100,7 @@ def find_compiler() -> str:
 
 
 def compile_source(compiler: str, source: Path, name: str, flags: list[str]) -> None:
-    target = LIBRARIES / f"{source.stem}-{name}.so"
+    target = library_path(source.stem, name)
     partial = target.with_suffix(f".partial-{os.getpid()}")
     command = [compiler, *FLAGS, *flags, str(source), "-o", str(partial)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -91,16 +116,13 @@ def build(only: list[str] | None = None) -> dict[str, Any]:
     LIBRARIES.mkdir(exist_ok=True)
     facts = read_facts() if only else {}
     facts = {"machine": machine(), "sources": facts.get("sources", {})}
-    sets = INSTRUCTION_SETS.get(machine(), {})
     wanted = [path for path in sources() if not only or path.stem in only]
     try:
-        if not sets or sys.platform != "linux":
-            raise CannotBuild(f"they are written for Linux on x86_64 and aarch64, not {sys.platform} {machine()}")
         compiler = find_compiler()
         said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
         facts["compiler"] = said.splitlines()[0] if said else compiler
         digests = {path.stem: digest(path) for path in wanted}  # before compiling: a later edit must show
-        jobs = [(path, name, flags) for path in wanted for name, flags in sets.items()]
+        jobs = [(path, name, flags) for path in wanted for name, flags in sets_of(path.stem).items()]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(lambda job: compile_source(compiler, *job), jobs))
         facts["sources"] |= digests
@@ -116,11 +138,17 @@ def build(only: list[str] | None = None) -> dict[str, Any]:
 
 def serves(facts: dict[str, Any]) -> bool:
     """Whether the libraries that built.json speaks of are there, for this machine and from the sources here."""
-    names = INSTRUCTION_SETS.get(machine(), {})
-    files = [LIBRARIES / f"{path.stem}-{name}.so" for path in sources() for name in names]
-    digests = {path.stem: digest(path) for path in sources()}
-    same = facts.get("machine") == machine() and facts.get("sources") == digests and "reason" not in facts
-    return bool(files) and same and all(file.exists() for file in files)
+    return bool(libraries()) and "reason" not in facts and not outdated(facts)
+
+
+def outdated(facts: dict[str, Any]) -> list[str]:
+    """The sources that built.json does not speak of as they are here, or of whose libraries one is missing."""
+    built = facts.get("sources", {}) if facts.get("machine") == machine() else {}
+    return [
+        path.stem
+        for path in sources()
+        if built.get(path.stem) != digest(path) or not all(file.exists() for file in libraries(path.stem))
+    ]
 
 
 def read_facts() -> dict[str, Any]:
@@ -132,7 +160,29 @@ def read_facts() -> dict[str, Any]:
     return facts
 
 
+def refresh() -> dict[str, Any]:
+    """Compile what is out of date and say which; answers as `build` does."""
+    facts, known = read_facts(), [path.stem for path in sources()]
+    if serves(facts):
+        print(f"compiled operators: all {len(known)} sources are up to date")
+        return facts
+    wanted = outdated(facts) or known
+    print(f"compiled operators: {', '.join(wanted)} ({len(wanted)} of {len(known)} sources)", flush=True)
+    return build(wanted)
+
+
+def main(only: list[str]) -> int:
+    """Compile the sources of `only`, or else what is out of date; no failure where nothing here could compile."""
+    reason = (build(only) if only else refresh()).get("reason")
+    if reason is None:
+        return 0
+    print(f"without compiled operators: {reason}")
+    try:
+        find_compiler()
+    except CannotBuild:
+        return 0
+    return 1
+
+
 if __name__ == "__main__":
-    outcome = build(sys.argv[1:])
-    print(json.dumps(outcome, indent=1))
-    sys.exit("reason" in outcome)
+    sys.exit(main(sys.argv[1:]))

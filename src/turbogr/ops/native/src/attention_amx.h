@@ -7,17 +7,21 @@
 #pragma once
 #include "attention_numbers.h"
 
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+// A constant: GCC 12's _tile_loadconfig says of 8 bytes only that it reads them, so stores to the others may go missing.
+static const TileShapes TILE_SHAPES;
+
+// What was stored before is in memory: GCC 12's _tile_loadd does not say that it reads any.
+INLINE void before_tile_loads() { asm volatile("" ::: "memory"); }
+
 // The eight tile registers, each 16 rows of 64 bytes, for as long as this lives.
 class TileRegisters {
  public:
-  TileRegisters() {
-    struct alignas(64) {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } shape;
-    _tile_loadconfig(&shape);
-  }
+  TileRegisters() { _tile_loadconfig(&TILE_SHAPES); }
   ~TileRegisters() { _tile_release(); }
   TileRegisters(const TileRegisters&) = delete;
   TileRegisters& operator=(const TileRegisters&) = delete;
@@ -34,6 +38,7 @@ struct HalfTiles : HalfPairs {
 template <int W>
 INLINE void multiply_strip(float* to, const float* from, int64_t ldc, const float* a, int64_t lda, const float* b,
                            int64_t ldb, int depth) {
+  before_tile_loads();
   if (from) {
     _tile_loadd(0, from, ldc * 4);
     if (W > 1) _tile_loadd(1, from + 16, ldc * 4);
