@@ -88,7 +88,8 @@ def operators() -> list[str]:
 @cache
 def configurations(operator: str) -> list[Configuration]:
     listed = importlib.import_module(f"turbogr.ops.{operator}.triton").configurations()
-    assert len({one.name for one in listed}) == len(listed), f"two configurations of {operator} have one name"
+    named = [(one.name, target) for one in listed for target in one.targets]
+    assert len(set(named)) == len(named), f"two configurations of {operator} for one target have one name"
     return list(listed)
 
 

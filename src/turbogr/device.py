@@ -116,6 +116,12 @@ def peak_flops(device: torch.device) -> float | None:
     return next((rate for key, rate in _DATASHEET.items() if re.search(rf"\b{key}\b", name)), None)
 
 
+def capturing() -> bool:
+    """Whether work goes into a graph of a device now, to be run later and more than once."""
+    begun: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return begun and torch.cuda.is_current_stream_capturing()
+
+
 def tune_allocator() -> str:
     """Let glibc keep what it was given: large blocks are neither mapped anew nor returned. Answers what was done.
 

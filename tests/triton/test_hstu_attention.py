@@ -13,6 +13,7 @@ from turbogr.ops.hstu_attention import triton
 from turbogr.ops.hstu_attention.autograd import attend
 from turbogr.ops.hstu_attention.reference import Bias, Mask, attend_reference, bucket_edges, time_bucket
 from turbogr.ops.hstu_attention.triton_plan import edge_tables
+from turbogr.ops.triton_support import TARGETS as GPUS
 
 MAX_LEN = 160
 ROWS = [17, 0, 1, 64, 131, 33, 0, 2]
@@ -88,6 +89,35 @@ def test_masks_agree_with_the_reference(mask: dict[str, Any]) -> None:
     check(make_case(rows, dims=(16, 16), max_len=MAX_LEN), torch.float32, **mask)
 
 
+@pytest.mark.parametrize("row", [("sm_90, no bias", 128), ("sm_90", 256), ("sm, fp32", 256)])
+def test_tiles_of_other_targets_give_the_same(row: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would catch a kernel that is right for the interpreter's own tile alone."""
+    chosen = triton.TILES["sm_90", 128] | triton.TILES[row]
+    monkeypatch.setattr(triton, "tile_of", lambda kernel, *_, **__: chosen[kernel])
+    check(make_case([150, 1], dims=(16, 16), max_len=MAX_LEN), torch.float32)
+    targets = {"num_context": 3, "context_sees_history": True, "window": 40, "num_targets": [9, 0]}
+    check(make_case([150, 5], dims=(16, 16), max_len=MAX_LEN), torch.float32, **targets)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_tile_that_may_be_picked_is_compiled_ahead_of_time(gpu: str, dtype: torch.dtype) -> None:
+    half = dtype in triton.HALF
+    compiled = {
+        (one.kernel, one.constants["BLOCK_I"], one.constants["BLOCK_J"], one.num_warps, one.num_stages, block)
+        for one in triton.configurations()
+        if gpu in one.targets and one.tensor == half
+        for block in (16, 32, 64, 128, 256)
+        if block <= one.constants["BLOCK_DQK"]
+    }
+    for dim in (16, 32, 64, 128, 256):
+        for kernel, plain in [(name, plain) for name in triton.KERNELS for plain in (True, False)]:
+            if kernel != "bias" or not plain:
+                tile = triton.tile_of(kernel, gpu, dtype, dim, plain=plain)
+                picked = (triton.KERNELS[kernel], tile.queries, tile.keys, tile.warps, tile.stages, dim)
+                assert picked in compiled, (kernel, tile, dim)
+
+
 @pytest.mark.parametrize("span", [50, 10**4, 10**8, 2**31 - 2, 2**31, 2**40])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_every_span_of_time_in_any_order_falls_into_the_right_buckets(span: int, in_order: bool) -> None:
@@ -106,7 +136,8 @@ def test_far_edges_lie_in_their_cells() -> None:
     near = torch.tensor([edge + step for edge in bucket_edges(0.301, 128) for step in (-1, 0, 1) if edge < 2**31 - 2])
     near = near.clamp(min=1)
     cell = (near.to(torch.float32).view(torch.int32).long() >> (23 - tables.shift)) - (127 << tables.shift)
-    bucket = tables.cell_buckets[2 * cell + (near >= tables.cell_edges[cell]).long()]
+    edge, before, after, _ = tables.cells[cell].long().unbind(1)
+    bucket = torch.where(near >= edge, after, before)
     assert torch.equal(bucket, time_bucket(near, 0.301, 128))
 
 

@@ -24,7 +24,7 @@ KERNELS = {"fwd": fuxi_fwd_kernel, "dv": fuxi_bwd_dv_kernel, "maps": fuxi_bwd_ma
 TILES: dict[str, dict[str, Tile]] = {
     # kind of target -> kernel -> tile
     "sm_90": {"fwd": Tile(64, 64, 8, 2), "dv": Tile(64, 64, 8, 2), "maps": Tile(64, 64, 8, 2)},
-    "plain": {"fwd": Tile(64, 32, 8, 2), "dv": Tile(32, 64, 8, 2), "maps": Tile(32, 64, 8, 2)},
+    "plain": {"fwd": Tile(64, 32, 8, 2), "dv": Tile(32, 64, 8, 2), "maps": Tile(64, 64, 8, 1)},
     "single": {"fwd": Tile(32, 32, 4, 1), "dv": Tile(32, 32, 4, 1), "maps": Tile(32, 32, 4, 1)},
 }
 COLUMNS = {"sm_90": 64, "plain": 64, "single": 32}
@@ -208,7 +208,8 @@ def _configuration(kernel: str, kind: str, dtype: str, time: str, general: bool)
     names = [name for name in KERNELS[kernel].arg_names if name not in constants]
     own = {name: f"*{dtype}" if name in RUN_TENSORS else "i32" for name in names}
     return Configuration(
-        name=f"{kernel}, {dtype}, {time}{', masks' if general else ''}, {tile.queries} x {tile.keys} x {columns}",
+        name=f"{kernel}, {dtype}, {time}{', masks' if general else ''}, {tile.queries} x {tile.keys} x {columns}"
+        f"{', sm_90' if kind == 'sm_90' else ''}",
         kernel=KERNELS[kernel],
         signature=own | {name: POINTERS[name] for name in names if name in POINTERS},
         constants=constants,

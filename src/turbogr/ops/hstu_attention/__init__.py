@@ -20,15 +20,29 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from turbogr.ops import native
+from turbogr.ops.checks import check_offsets, check_whole_numbers
 from turbogr.ops.graph_operator import GraphOperator, watched
 from turbogr.ops.hstu_attention import cpu, reference, tiles
 from turbogr.ops.hstu_attention.autograd import Kernels, attend, gradients
 from turbogr.ops.hstu_attention.reference import Bias, Mask, attend_reference
 from turbogr.ops.registry import Backend, register
+from turbogr.ops.triton_support import rejects_triton
 
 KERNELS: dict[str, Kernels] = {"cpu": cpu, "tiles": tiles, "reference": reference}
+
+
+def _named(backend: str) -> Kernels:
+    if backend != "triton":
+        return KERNELS[backend]
+    # Triton is loaded where its kernels run
+    from turbogr.ops.hstu_attention import triton
+
+    return triton
+
+
 OPERATOR = register(
     "hstu_attention",
+    Backend("triton", lambda *arguments: attend(_named("triton"), *arguments), rejects_triton),
     Backend("cpu", functools.partial(attend, cpu), native.rejects("hstu_attention")),
     Backend("tiles", functools.partial(attend, tiles)),
     Backend("reference", attend_reference),
@@ -37,7 +51,7 @@ OPERATOR = register(
 
 def kernels(device: torch.device, backend: str | None = None) -> Kernels:
     """The forward and backward of the backend that is picked, for operators that fuse attention with their own work."""
-    return KERNELS[OPERATOR.pick(device, backend)[0].name]
+    return _named(OPERATOR.pick(device, backend)[0].name)
 
 
 def hstu_attention(
@@ -71,7 +85,7 @@ def hstu_attention(
         num_context: tokens before the history, the same for every row that is not empty.
         window: a history token sees this many latest ones, itself among them.
         context_sees_history: lets context see the history. It leaks the future from the second layer on.
-        backend: cpu | tiles | reference; None picks.
+        backend: triton | cpu | tiles | reference; None picks.
 
     Example:
         >>> q = torch.randn(5, 2, 8); offsets = torch.tensor([0, 3, 5])
@@ -90,30 +104,57 @@ def hstu_attention(
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, max_len: int, bias: Bias) -> None:
-    if q.dim() != 3 or q.shape != k.shape or v.shape[:2] != q.shape[:2]:
+    check_heads(q, k, v)
+    check_bias(bias, len(q), max_len)
+
+
+def check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """[T, H, d] of one T, H and type; d of q and k is the same."""
+    if q.dim() != 3 or q.shape != k.shape or v.dim() != 3 or v.shape[:2] != q.shape[:2] or not q.shape[1]:
         raise ValueError(
             f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} must be [T, H, d] of the same T and H."
         )
+    if not (q.dtype == k.dtype == v.dtype) or not q.dtype.is_floating_point:
+        raise ValueError(f"q, k and v must be of one floating type, they are {q.dtype}, {k.dtype} and {v.dtype}.")
+
+
+def check_bias(bias: Bias, tokens: int, max_len: int) -> None:
     if bias.position is not None and bias.position.shape != (max_len,):
         raise ValueError(f"position_bias has shape {list(bias.position.shape)}, max_len {max_len} wants [{max_len}].")
-    if bias.time is not None and (bias.times is None or bias.next_times is None):
-        raise ValueError("time_bias needs times and next_times.")
+    if bias.time is None:
+        return
+    if bias.time.dim() != 1 or not len(bias.time):
+        raise ValueError(f"time_bias has shape {list(bias.time.shape)}, wanted [buckets + 1].")
+    check_event_times("time_bias", bias.times, bias.next_times, tokens, bias.bucket_width)
+
+
+def check_event_times(
+    table: str, times: Tensor | None, next_times: Tensor | None, tokens: int, bucket_width: float
+) -> None:
+    if times is None or next_times is None:
+        raise ValueError(f"{table} needs times and next_times.")
+    check_whole_numbers("times", times, tokens)
+    check_whole_numbers("next_times", next_times, tokens)
+    if not bucket_width > 0:
+        raise ValueError(f"bucket_width {bucket_width} must be above 0.")
 
 
 def check_rows(tokens: int, offsets: Tensor, max_len: int, mask: Mask) -> None:
     """Refuse rows that the operator cannot take; offsets on a device are trusted, reading them would wait for it."""
     if mask.num_context < 0 or (mask.window is not None and mask.window < 1):
         raise ValueError(f"num_context {mask.num_context} must be at least 0 and window {mask.window} at least 1.")
-    if mask.num_targets is not None and len(mask.num_targets) != len(offsets) - 1:
-        raise ValueError(f"num_targets has {len(mask.num_targets)} entries for {len(offsets) - 1} rows.")
+    check_offsets(offsets, tokens)
+    if mask.num_targets is not None:
+        check_whole_numbers("num_targets", mask.num_targets, len(offsets) - 1)
     if not offsets.is_cpu:
         return
-    if int(offsets[-1]) != tokens:
-        raise ValueError(f"offsets end at {int(offsets[-1])}, q has {tokens} tokens.")
     lengths = offsets.diff()
     if len(lengths) and int(lengths.max()) > max_len:
         row = int(lengths.argmax())
-        raise ValueError(f"row {row} has {int(lengths[row])} tokens, more than max_len {max_len}: cut its history.")
+        raise ValueError(
+            f"row {row}, the user with that number in the batch, has {int(lengths[row])} tokens, more than max_len "
+            f"{max_len}: cut its history."
+        )
     if mask.num_targets is not None or mask.num_context:
         targets = torch.zeros_like(lengths) if mask.num_targets is None else mask.num_targets
         short = (

@@ -6,6 +6,7 @@ Work lists and times depend on the batch alone; they are kept for its other laye
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from turbogr.device import capturing
 from turbogr.ops.hstu_attention.reference import Bias, bucket_edges
 from turbogr.ops.hstu_attention.triton_tiles import FEW, PAD, bucket_range
 
@@ -22,26 +24,37 @@ _kept: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """offsets (or next_times) -> {what else a plan depends on: the plan}; an entry goes when the batch goes."""
 
 
+COLUMNS = tl.constexpr(5)
+
+
+def _plans_of(owner: Tensor) -> dict[Any, Any]:
+    """What is known of a batch; nothing while a graph is captured: its replays plan for what its tensors then hold."""
+    plans: dict[Any, Any] = {} if capturing() else _kept.setdefault(owner, {})
+    return plans
+
+
 def work_list(offsets: Tensor, tokens: int, block: int, *, of_queries: bool) -> Tensor:
-    """int32 [n, 3] (row, block of the row, far tiles: none); behind the last block, row is B. Most work first: a block
-    of queries has the more the later it stands in its row, a block of keys the earlier.
+    """int32 [n, COLUMNS] (row, block of the row, far tiles: none, the row's first place in the list, its blocks); from
+    the last block on, row is B. The longest rows come first, and all blocks of a row and a head run together, so that
+    its keys and values are in the cache; within them most work first: a block of queries has the more the later it
+    stands in its row, a block of keys the earlier.
     """
-    kept = _kept.setdefault(offsets, {})  # type: ignore[no-untyped-call]
+    kept = _plans_of(offsets)
     key = ("blocks", block, of_queries, offsets._version)
     if key not in kept:
         rows = len(offsets) - 1
-        blocks = (offsets.diff() + (block - 1)) // block
+        blocks, order = torch.sort((offsets.diff() + (block - 1)) // block, descending=True, stable=True)
         ends = blocks.cumsum(0)
         number = torch.arange(-(-tokens // block) + rows, device=offsets.device)
-        row = torch.searchsorted(ends, number, right=True)
-        inside = row < rows
-        own = row.clamp(max=rows - 1)
-        place = number - ends[own] + blocks[own]
-        work = torch.where(inside, place if of_queries else blocks[own] - 1 - place, -1)
-        order = torch.sort(work, descending=True, stable=True).indices
-        place = torch.where(inside, place, -1)
-        far = torch.full_like(row, INT32_MAX if of_queries else 0)
-        kept[key] = torch.stack((row[order], place[order], far), dim=1).to(torch.int32)
+        at = torch.searchsorted(ends, number, right=True)
+        inside, own = at < rows, at.clamp(max=rows - 1)
+        first, count = ends[own] - blocks[own], blocks[own]
+        place = number - first
+        place = count - 1 - place if of_queries else place
+        far = torch.full_like(own, INT32_MAX if of_queries else 0)
+        first, count = torch.where(inside, first, ends[-1]), torch.where(inside, count, len(number))
+        columns = (torch.where(inside, order[own], rows), place, far, first, count)
+        kept[key] = torch.stack(columns, dim=1).to(torch.int32)
     found: Tensor = kept[key]
     return found
 
@@ -49,33 +62,35 @@ def work_list(offsets: Tensor, tokens: int, block: int, *, of_queries: bool) -> 
 def with_far_tiles(
     blocks: Tensor, offsets: Tensor, times: "Times", max_len: int, per_log2: float, buckets: int,
     block_i: int, block_j: int, *, of_queries: bool,
-) -> Tensor:  # fmt: skip
-    """A work list whose third column says where tiles are far by their times, see `far_tiles_kernel`."""
-    kept = _kept.setdefault(times.next_times, {})  # type: ignore[no-untyped-call]
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """A work list whose third column says where tiles are far by their times, and the buckets of every tile [n, tiles]
+    as the lowest one and, from bit 16 on, how many more; see `far_tiles_kernel`."""
+    kept = _plans_of(times.next_times)
     key = ("far", block_i, block_j, of_queries, per_log2, buckets)
     if key not in kept:
-        out = torch.empty_like(blocks)
-        other = block_j if of_queries else block_i
+        tiles = triton.next_power_of_2(-(-max_len // (block_j if of_queries else block_i)))
+        out, ranges = torch.empty_like(blocks), torch.empty(len(blocks), tiles, dtype=torch.int32, device=blocks.device)
         far_tiles_kernel[(len(blocks),)](
-            blocks, out, offsets, times.times, times.next_times, times.flags, len(offsets) - 1, per_log2, buckets,
-            block_i, block_j, OF_QUERIES=of_queries, TILES=triton.next_power_of_2(-(-max_len // other)),
+            blocks, out, ranges, offsets, times.times, times.next_times, times.flags, len(offsets) - 1, per_log2,
+            buckets, block_i, block_j, OF_QUERIES=of_queries, TILES=tiles,
         )  # fmt: skip
-        kept[key] = out
-    found: Tensor = kept[key]
+        kept[key] = out, ranges
+    found: tuple[Tensor, Tensor] = kept[key]
     return found
 
 
 @triton.jit
 def far_tiles_kernel(
-    blocks, out, offsets, times, next_times, flags, rows, per_log2, buckets, block_i, block_j,
+    blocks, out, ranges, offsets, times, next_times, flags, rows, per_log2, buckets, block_i, block_j,
     OF_QUERIES: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """For a block of queries, how many tiles of keys from the row's first on are far; for a block of keys, the tile of
     queries from which on they all are. In a row that is out of order, or wide, none is."""
-    entry = tl.program_id(0) * 3
+    number = tl.program_id(0)
+    entry = number * COLUMNS
     row, block = tl.load(blocks + entry), tl.load(blocks + entry + 1)
-    tl.store(out + entry, row)
-    tl.store(out + entry + 1, block)
+    for column in tl.static_range(COLUMNS):
+        tl.store(out + entry + column, tl.load(blocks + entry + column))
     if row >= rows:
         return
     start = tl.load(offsets + row)
@@ -89,7 +104,8 @@ def far_tiles_kernel(
     else:
         i0, j0 = tile * block_i, block * block_j + tile * 0
         candidate = (tile < length // block_i) & (i0 >= j0 + block_j - 1)
-    least = tl.load(next_times + i0, mask=candidate, other=0) - tl.load(times + j0 + block_j - 1, mask=candidate, other=0)
+    least = tl.load(next_times + i0, mask=candidate, other=0)
+    least -= tl.load(times + j0 + block_j - 1, mask=candidate, other=0)
     most = tl.load(next_times + tl.minimum(i0 + block_i, length) - 1, mask=candidate, other=0)
     most -= tl.load(times + j0, mask=candidate, other=0)
     low, high = bucket_range(least, most, per_log2, buckets)
@@ -99,13 +115,7 @@ def far_tiles_kernel(
     else:
         far = tl.max(tl.where(near, tile + 1, 0))
     tl.store(out + entry + 2, far)
-
-
-def tiles_at_distance(blocks: Tensor, max_len: int, block_i: int, block_j: int) -> Tensor:
-    """int32 [distances]: how many blocks of queries have a tile of keys that many BLOCK_J away."""
-    distances = -(-(max_len + block_i) // block_j) + 1
-    reach = torch.arange(distances, device=blocks.device) * block_j
-    return ((blocks[:, 1] + 1) * block_i > reach.unsqueeze(1)).sum(1, dtype=torch.int32)
+    tl.store(ranges + number.to(tl.int64) * TILES + tile, low | (high - low) << 16, mask=candidate)
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,7 @@ class Times:
 
 
 def relative_times(times: Tensor, next_times: Tensor, offsets: Tensor) -> Times:
-    kept = _kept.setdefault(next_times, {})  # type: ignore[no-untyped-call]
+    kept = _plans_of(next_times)
     key = ("times", id(times), times._version, next_times._version, id(offsets), offsets._version)
     if key not in kept:
         made = Times(
@@ -177,8 +187,9 @@ class Edges:
 
     edges: Tensor  # int32 [buckets + 1 + FEW], entry b the smallest |dt| of bucket b, INT32_MAX where it has none
     edges64: Tensor  # int64 [buckets + 1]
-    cell_edges: Tensor  # int32 [cells]: the edge within the cell, INT32_MAX where there is none
-    cell_buckets: Tensor  # int32 [2 * cells]: bucket before and from the cell's edge on
+    cells: (
+        Tensor  # int32 [cells, 4]: the edge within it, INT32_MAX where there is none; buckets before and from it on; 0
+    )
     shift: int  # leading bits of the fraction that number a cell within its power of two
 
 
@@ -200,8 +211,7 @@ def edge_tables(width: float, buckets: int, device: torch.device) -> Edges:
     return Edges(
         tensor(padded, torch.int32),
         tensor(edges, torch.int64),
-        tensor(np.minimum(cell_edges, INT32_MAX), torch.int32),
-        tensor(np.stack((before, after), axis=1).ravel(), torch.int32),
+        tensor(np.stack((np.minimum(cell_edges, INT32_MAX), before, after, 0 * before), axis=1), torch.int32),
         shift,
     )
 
@@ -236,43 +246,44 @@ def _divided_once(edges: np.ndarray, shift: int) -> bool:
 class Tables:
     """Halved tables of one layer."""
 
-    position: Tensor  # fp32 [PAD + max_len + PAD]
+    pairs: Tensor  # fp32 [max_len + PAD, 2]: entries x and x - 1 of the position table; PAD zeros lie before them
     values: Tensor  # fp32 [buckets + 1 + FEW]
-    cell_values: Tensor  # fp32 [2 * cells]
+    cells: Tensor  # int32 [cells, 4]: edge, bits of the values before and from it on, 0
 
 
 def half_tables(bias: Bias, edges: Edges | None, device: torch.device) -> Tables:
     pad, few = int(PAD.value), int(FEW.value)
     max_len = 0 if bias.position is None else len(bias.position)
     buckets = 0 if bias.time is None else len(bias.time) - 1
-    cells = 0 if edges is None else len(edges.cell_buckets)
-    sizes = [2 * pad + max_len, buckets + 1 + few, cells]
+    sizes = [2 * (2 * pad + max_len), buckets + 1 + few]
     buffer = torch.empty(sum(sizes), dtype=torch.float32, device=device)
-    index = buffer.view(torch.int32) if edges is None else edges.cell_buckets
+    cells = torch.empty(0 if edges is None else edges.cells.numel(), dtype=torch.int32, device=device)
     block = 1024
-    half_tables_kernel[(triton.cdiv(len(buffer), block),)](
+    half_tables_kernel[(triton.cdiv(max(len(buffer), len(cells)), block),)](
         bias.position if bias.position is not None else buffer, bias.time if bias.time is not None else buffer,
-        index, buffer, max_len, buckets, cells, PADDING=pad, FURTHER=few, BLOCK=block,
+        cells if edges is None else edges.cells, buffer, cells, max_len, buckets, len(cells),
+        PADDING=pad, FURTHER=few, BLOCK=block,
     )  # fmt: skip
-    position, values, cell_values = torch.split(buffer, sizes)
-    return Tables(position, values, cell_values)
+    pairs, values = torch.split(buffer, sizes)
+    return Tables(pairs[2 * pad :], values, cells)
 
 
 @triton.jit
 def half_tables_kernel(
-    position, time, cell_buckets, out, max_len, buckets, cells,
+    position, time, cell_buckets, out, cells, max_len, buckets, num_cells,
     PADDING: tl.constexpr, FURTHER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = at - PADDING
-    x = tl.load(position + here, mask=(here >= 0) & (here < max_len), other=0.0).to(tl.float32)
-    here = at - (2 * PADDING + max_len)
+    size = 2 * (2 * PADDING + max_len)
+    here = at // 2 - PADDING - at % 2
+    x = tl.load(position + here, mask=(at < size) & (here >= 0) & (here < max_len), other=0.0).to(tl.float32)
+    here = at - size
     x += tl.load(time + here, mask=(here >= 0) & (here <= buckets), other=0.0).to(tl.float32)
-    here -= buckets + 1 + FURTHER
-    inside = (here >= 0) & (here < cells)
-    bucket = tl.load(cell_buckets + here, mask=inside, other=0)
-    x += tl.load(time + bucket, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, 0.5 * x, mask=at < 2 * PADDING + max_len + buckets + 1 + FURTHER + cells)
+    tl.store(out + at, 0.5 * x, mask=at < size + buckets + 1 + FURTHER)
+    cell = tl.load(cell_buckets + at, mask=at < num_cells, other=0)
+    names_bucket = (at % 4 == 1) | (at % 4 == 2)
+    value = 0.5 * tl.load(time + cell, mask=names_bucket & (at < num_cells), other=0.0).to(tl.float32)
+    tl.store(cells + at, tl.where(names_bucket, value.to(tl.int32, bitcast=True), cell), mask=at < num_cells)
 
 
 def diagonal_sums(parts: Tensor, max_len: int) -> Tensor:

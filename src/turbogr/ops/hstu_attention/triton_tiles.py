@@ -44,8 +44,45 @@ def store_rows(base, first, stride, rows, count, x, D: tl.constexpr, BLOCK_D: tl
 
 
 @triton.jit
+def lookup(table, index, FAST: tl.constexpr):
+    """table[index], element by element, where its index is. A plain load of a tile would be spread over the program
+    for wide accesses and brought back through shared memory. FAST: instructions of NVIDIA's."""
+    if FAST:
+        if table.dtype.element_ty == tl.float32:
+            return tl.inline_asm_elementwise(
+                "{ .reg .u64 a; mad.wide.s32 a, $1, 4, $2; ld.global.nc.f32 $0, [a]; }", "=f,r,l",
+                [index, table.to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1,
+            )  # fmt: skip
+        else:
+            return tl.inline_asm_elementwise(
+                "{ .reg .u64 a; mad.wide.s32 a, $1, 4, $2; ld.global.nc.b32 $0, [a]; }", "=r,r,l",
+                [index, table.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1,
+            )  # fmt: skip
+    else:
+        return tl.load(table + index)
+
+
+@triton.jit
+def position_bias(pairs, rows, columns, KEYS: tl.constexpr, FAST: tl.constexpr):
+    """[rows, columns] halved position bias of queries [rows, 1] and keys [1, columns] (KEYS), or of keys and queries.
+    Two columns next to each other take their entries by one access: pairs[x] are those of x and of x - 1."""
+    count: tl.constexpr = columns.shape[1]
+    first, second = tl.split(tl.reshape(columns, [1, count // 2, 2]))
+    x = rows - first if KEYS else second - rows
+    if FAST:
+        one, other = tl.inline_asm_elementwise(
+            "{ .reg .u64 a; mad.wide.s32 a, $2, 8, $3; ld.global.nc.v2.f32 {$0, $1}, [a]; }", "=&f,=&f,r,l",
+            [x, pairs.to(tl.int64)], dtype=(tl.float32, tl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        one, other = tl.load(pairs + 2 * x), tl.load(pairs + 2 * x + 1)
+    bias = tl.join(one, other) if KEYS else tl.join(other, one)
+    return tl.reshape(bias, [rows.shape[0], count])
+
+
+@triton.jit
 def tanh(h, FAST: tl.constexpr):
-    """FAST: one instruction of NVIDIA's, absolute error 5e-4 at most; it is followed by a rounding to half precision."""
+    """FAST: one instruction of NVIDIA's, absolute error 5e-4 at most; a rounding to half precision follows."""
     if FAST:
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [h], dtype=tl.float32, is_pure=True, pack=1)
     else:
@@ -76,25 +113,40 @@ def bucket_range(least, most, per_log2, buckets):
 
 
 @triton.jit
-def far_time_bias(next_i, t_j, low, high, values, edges):
-    """Halved time bias of a tile whose differences lie in the buckets low .. high, at most FEW apart: one comparison
-    for every edge between them."""
-    bias = tl.where(t_j <= next_i - tl.load(edges + low + 1), tl.load(values + low + 1), tl.load(values + low))
-    bias = tl.where(t_j <= next_i - tl.load(edges + low + 2), tl.load(values + low + 2), bias)
-    if high > low + 2:
-        bias = tl.where(t_j <= next_i - tl.load(edges + low + 3), tl.load(values + low + 3), bias)
-        bias = tl.where(t_j <= next_i - tl.load(edges + low + 4), tl.load(values + low + 4), bias)
+def add_far_time_bias(bias, next_i, t_j, low, crossing, values, edges):
+    """bias plus the halved time bias of a tile in which times are ordered and whose differences lie in the buckets
+    from `low` to `low + crossing`, at most FEW further: one comparison for every edge between them."""
+    least = tl.load(values + low)
+    if crossing == 0:
+        bias += least
+    else:
+        time = tl.where(t_j <= next_i - tl.load(edges + low + 1), tl.load(values + low + 1), least)
+        if crossing > 1:
+            time = tl.where(t_j <= next_i - tl.load(edges + low + 2), tl.load(values + low + 2), time)
+            if crossing > 2:
+                time = tl.where(t_j <= next_i - tl.load(edges + low + 3), tl.load(values + low + 3), time)
+                time = tl.where(t_j <= next_i - tl.load(edges + low + 4), tl.load(values + low + 4), time)
+        bias += time
     return bias
 
 
 @triton.jit
-def near_time_bias(next_i, t_j, cell_values, cell_edges, SHIFT: tl.constexpr):
-    """The same for 32-bit times in any order: the leading bits of |dt| as a float name a cell that at most one edge
-    divides, and one comparison of whole numbers says on which side |dt| lies."""
+def near_time_bias(next_i, t_j, cells, SHIFT: tl.constexpr, FAST: tl.constexpr):
+    """The halved time bias for 32-bit times in any order: the leading bits of |dt| as a float name a cell that at most
+    one edge divides, and one comparison of whole numbers says on which side |dt| lies."""
     apart = tl.maximum(tl.abs(next_i - t_j), 1)
     cell = (apart.to(tl.float32).to(tl.int32, bitcast=True) >> (23 - SHIFT)) - (127 << SHIFT)
-    beyond = apart >= tl.load(cell_edges + cell)
-    return tl.load(cell_values + 2 * cell + beyond.to(tl.int32))
+    if FAST:
+        edge, before, after = tl.inline_asm_elementwise(
+            "{ .reg .u64 a; mad.wide.s32 a, $3, 16, $4; ld.global.nc.v4.b32 {$0, $1, $2, _}, [a]; }",
+            "=&r,=&f,=&f,r,l", [cell, cells.to(tl.int64)],
+            dtype=(tl.int32, tl.float32, tl.float32), is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        edge = tl.load(cells + 4 * cell)
+        before = tl.load(cells + 4 * cell + 1).to(tl.float32, bitcast=True)
+        after = tl.load(cells + 4 * cell + 2).to(tl.float32, bitcast=True)
+    return tl.where(apart >= edge, after, before)
 
 
 @triton.jit
