@@ -1,7 +1,12 @@
 """Dropout whose mask belongs to the user, not to the place in the batch."""
 
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.close import assert_close
 from tests.support.jagged_cases import noise_of
@@ -78,3 +83,58 @@ def test_the_compiled_mask_is_the_one_of_the_formula(dim: int, dtype: torch.dtyp
     assert out.dtype == gradient.dtype == dtype
     assert torch.equal(out == 0, wanted == 0) and torch.equal(gradient == 0, wanted == 0)
     assert_close(out, wanted, 1e-2 if dtype == torch.bfloat16 else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_told_by_strided_numbers_drops_the_same(dtype: torch.dtype) -> None:
+    """Catches: an assertion without a word, or users and positions read as if they lay one after the other."""
+    noise, x = noise_of(OFFSETS), torch.randn(11, 8, dtype=dtype)
+    strided = replace(
+        noise, users=noise.users.repeat_interleave(2)[::2], positions=noise.positions.expand(2, 11).t()[:, 0]
+    )
+    assert not strided.users.is_contiguous()
+    assert torch.equal(dropout(x, 0.3, strided, layer=1), dropout(x, 0.3, noise, layer=1))
+
+
+WAYS = {"eager": nullcontext, "watched": lambda: FlopCounterMode(display=False)}
+"""As it is called, and as a graph of torch.compile or a dispatch mode calls it."""
+SHORT: dict[str, tuple[dict[str, Any], str]] = {
+    "users of other tokens": ({"users": torch.arange(3)}, r"noise.users is int64 \[3\], wanted int64 \[11\]"),
+    "positions of other tokens": (
+        {"positions": torch.arange(12)},
+        r"noise.positions is int64 \[12\], wanted int64 \[11\]",
+    ),
+    "short users": ({"users": torch.arange(11).int()}, r"noise.users is int32 \[11\], wanted int64 \[11\]"),
+    "short positions": ({"positions": torch.arange(11).int()}, r"noise.positions is int32 \[11\], wanted int64 \[11\]"),
+    "users of two dimensions": (
+        {"users": torch.zeros(11, 1).long()},
+        r"noise.users is int64 \[11, 1\], wanted int64 \[11\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("rate", [0.3, 0.0])
+@pytest.mark.parametrize("case", SHORT)
+def test_noise_of_other_tokens_is_refused(case: str, rate: float, way: str) -> None:
+    """Catches: users and positions read past their end, or integers of 32 bits read as such of 64: another mask."""
+    changed, message = SHORT[case]
+    call: AbstractContextManager[Any] = WAYS[way]()
+    with call, pytest.raises(ValueError, match=message):
+        dropout(torch.ones(11, 8), rate, replace(noise_of(OFFSETS), **changed), layer=0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("with_noise", [True, False])
+@pytest.mark.parametrize("rate", [1.0, 1.5, -0.5, float("nan")])
+def test_a_rate_that_is_no_share_below_one_is_refused(rate: float, with_noise: bool, way: str) -> None:
+    """Catches: a division by 0, a scale below 0, a threshold that wraps around and drops what it should keep."""
+    call: AbstractContextManager[Any] = WAYS[way]()
+    with call, pytest.raises(ValueError, match=f"dropout rate is {rate}, wanted at least 0 and less than 1"):
+        dropout(torch.ones(11, 8), rate, noise_of(OFFSETS) if with_noise else None, layer=0)
+
+
+def test_values_that_are_not_tokens_by_channels_are_refused() -> None:
+    """Catches: a third dimension taken for an address."""
+    with pytest.raises(ValueError, match=r"x is float32 \[11, 2, 4\], wanted \[T, D\]"):
+        dropout(torch.ones(11, 2, 4), 0.5, noise_of(OFFSETS), layer=0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from turbogr.ops.embedding import (
     OPERATOR,
     AdamStep,
     Gradients,
+    Groups,
     all_finite,
     dense_adamw,
     distinct,
@@ -129,16 +131,63 @@ def test_calls_that_do_not_fit_together_are_refused() -> None:
     for offsets in (ints(0, 2), ints(1, 3), ints(0, 4)):
         with pytest.raises(ValueError, match="offsets must rise from 0 to the number of ids, 3"):
             embedding_lookup([table], ids, offsets)
-    with pytest.raises(ValueError, match="1 tables, torch.int64 ids"):
+    with pytest.raises(ValueError, match=r"offsets is int64 \[3\], wanted int64 \[2\]"):
         embedding_lookup([table], ids, ints(0, 1, 3))
-    with pytest.raises(ValueError, match="all of one dtype"):
+    with pytest.raises(ValueError, match=r"tables\[1\] is float64 \[5, 2\], wanted floating-point \[N, D\], as all"):
         embedding_lookup([table, table.double()], ids, ints(0, 1, 3))
-    with pytest.raises(ValueError, match="do not fit a table"):
-        rowwise_adagrad(table, torch.zeros(5), Gradients(ids, torch.ones(2, 2)), lr=1.0, eps=0.0)
-    with pytest.raises(ValueError, match="every list of ids"):
-        merge_rows([ids], [torch.ones(2, 2)], 5)
-    with pytest.raises(ValueError, match="must be \\[n, D\\] with n = 3"):
-        sum_groups(torch.ones(4, 2), group(ints(0, 0, 1), 2))
+
+
+IDS, ROWS_OF_IDS, PAIR = ints(1, 2, 3), torch.ones(3, 2), group(ints(0, 0, 1), 2)
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "a table of integers": (
+        lambda: embedding_lookup([IDS.view(1, 3)], IDS, ints(0, 3)),
+        r"tables\[0\] is int64 \[1, 3\]",
+    ),
+    "no table": (lambda: embedding_lookup([], IDS, ints(0)), "tables is empty"),
+    "lookup of short ids": (lambda: embedding_lookup([ROWS_OF_IDS], IDS.int(), ints(0, 3)), r"ids is int32 \[3\]"),
+    "ids that are floats": (lambda: distinct(torch.zeros(3), 9), r"ids is float32 \[3\], wanted int64 \[3\]"),
+    "places that are floats": (lambda: group(torch.zeros(3), 9), r"places is float32 \[3\], wanted int64 \[3\]"),
+    "a place past the last": (lambda: group(ints(0, 2), 2), r"places\[1\] is 2, wanted at least 0 and less than 2"),
+    "a place before the first": (
+        lambda: group(ints(-1, 1), 2),
+        r"places\[0\] is -1, wanted at least 0 and less than 2",
+    ),
+    "values of other occurrences": (
+        lambda: sum_groups(torch.ones(4, 2), PAIR),
+        r"values is float32 \[4, 2\], wanted floating-point \[3, D\]",
+    ),
+    "values that are integers": (
+        lambda: sum_groups(torch.ones(3, 2).long(), PAIR),
+        r"values is int64 \[3, 2\], wanted floating-point \[3, D\]",
+    ),
+    "groups that end early": (
+        lambda: sum_groups(ROWS_OF_IDS, replace(PAIR, starts=ints(0, 2, 2))),
+        "groups.starts go from 0 to 2, wanted 0 to 3",
+    ),
+    "groups of another type": (
+        lambda: sum_groups(ROWS_OF_IDS, replace(PAIR, order=PAIR.order.long())),
+        r"groups.order is int64 \[3\], wanted int32 \[n\]",
+    ),
+    "no list": (lambda: merge_rows([], [], 5), "ids are 0 lists, values 0"),
+    "a list missing": (lambda: merge_rows([IDS], [], 5), "ids are 1 lists, values 0"),
+    "a list of other ids": (
+        lambda: merge_rows([IDS], [torch.ones(2, 2)], 5),
+        r"ids\[0\] is int64 \[3\], wanted int64 \[2\]",
+    ),
+    "lists of two widths": (
+        lambda: merge_rows([IDS, IDS], [ROWS_OF_IDS, torch.ones(3, 1)], 5),
+        r"values\[1\] is float32 \[3, 1\], wanted the type and the width of float32 \[3, 2\]",
+    ),
+    "integers that are finite": (lambda: all_finite(IDS), r"values is int64 \[3\], wanted a floating-point tensor"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_by_its_name(case: str) -> None:
+    """Catches: numbers of one type read as those of another, lists and groups that write beside the sums."""
+    call, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 # ---- distinct ids and sums
@@ -273,6 +322,75 @@ def test_an_update_is_the_reference_in_float64(backend: str, width: int, name: s
             got = update(name, state, gradients, backend)
             for one, other in zip(got, wanted, strict=True):
                 assert_close(one, other, 3e-6)
+
+
+def gradients(ids: Tensor = IDS, values: Tensor = ROWS_OF_IDS, groups: Groups | None = None) -> dict[str, Any]:
+    return {"gradients": Gradients(ids, values, groups)}
+
+
+TABLE = torch.zeros(9, 2)
+REFUSED_UPDATES: dict[str, tuple[dict[str, Any], str]] = {
+    "an id past the table": (gradients(ints(1, 2, 9)), "gradients.ids go from 1 to 9, wanted 0 to 8"),
+    "an id before the table": (gradients(ints(-1, 2, 3)), "gradients.ids go from -1 to 3, wanted 0 to 8"),
+    "an id twice": (gradients(ints(1, 3, 3)), "gradients.ids go from 3 to 3 at place 1, wanted distinct ascending ids"),
+    "ids in no order": (gradients(ints(3, 1, 2)), "gradients.ids go from 3 to 1 at place 0, wanted distinct ascending"),
+    "short ids": (gradients(IDS.int()), r"gradients.ids is int32 \[3\], wanted int64 \[3\]"),
+    "ids of two dimensions": (gradients(IDS.view(3, 1)), r"gradients.ids is int64 \[3, 1\], wanted int64 \[3\]"),
+    "gradients of another width": (
+        gradients(values=torch.ones(3, 4)),
+        r"gradients.values is float32 \[3, 4\] on cpu, wanted float32 \[3, 2\]",
+    ),
+    "gradients of other ids": (
+        gradients(values=torch.ones(2, 2)),
+        r"gradients.values is float32 \[2, 2\] on cpu, wanted float32 \[3, 2\]",
+    ),
+    "gradients of another type": (
+        gradients(values=ROWS_OF_IDS.bfloat16()),
+        r"gradients.values is bfloat16 \[3, 2\] on cpu, wanted float32 \[3, 2\]",
+    ),
+    "groups of other ids": (gradients(groups=PAIR), r"groups.starts is int64 \[3\], wanted int64 \[4\]"),
+    "groups of short starts": (
+        gradients(groups=Groups(PAIR.order, ints(0, 1, 2, 3).int())),
+        r"groups.starts is int32 \[4\], wanted int64 \[4\]",
+    ),
+    "short state": ({"state": torch.zeros(8, 2)}, r"is float32 \[8.*\] on cpu, wanted float32 \[9.*\] on cpu"),
+    "state of another type": ({"state": TABLE.double()}, r"is float64 \[9.*\] on cpu, wanted float32 \[9.*\] on cpu"),
+    "state apart": ({"state": torch.zeros(9, 4)[:, ::2]}, "has strides .*, wanted it contiguous"),
+    "a table apart": ({"weight": torch.zeros(9, 4)[:, ::2]}, "weight has strides .*, wanted it contiguous"),
+    "a table of integers": ({"weight": torch.zeros(9, 2).long()}, r"weight is int64 \[9, 2\], wanted floating-point"),
+    "a table of one dimension": (
+        {"weight": torch.zeros(9)},
+        r"weight is float32 \[9\], wanted floating-point \[N, D\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["adagrad", "lazy-adam", "adamw"])
+@pytest.mark.parametrize("case", REFUSED_UPDATES)
+def test_an_update_that_does_not_fit_its_table_is_refused(case: str, name: str) -> None:
+    """Catches: writing beside the table or its state for an id it does not have, ids of 32 bits read as such of 64, a
+    row that two threads update at once, a copy updated in the table's place."""
+    changed, message = REFUSED_UPDATES[case]
+    x: dict[str, Any] = {"weight": TABLE.clone(), "state": TABLE.clone(), **gradients(), **changed}
+    with pytest.raises(ValueError, match=message):
+        if name == "adagrad":
+            rowwise_adagrad(
+                x["weight"], x["state"][:, 0] if "state" in changed else torch.zeros(9), x["gradients"], lr=1.0, eps=0.0
+            )
+        else:
+            run = lazy_adam if name == "lazy-adam" else dense_adamw
+            run(x["weight"], torch.zeros(9, 2), x["state"], x["gradients"], STEP)
+
+
+def test_groups_apart_are_summed_as_they_are() -> None:
+    """Catches: strided places of occurrences read as if they lay one after the other."""
+    apart = Groups(PAIR.order.repeat_interleave(2)[::2], PAIR.starts.repeat_interleave(2)[::2])
+    values = torch.randn(3, 2)
+    assert torch.equal(sum_groups(values, apart), sum_groups(values, PAIR))
+    updated = [torch.zeros(9, 2), torch.zeros(9, 2)]
+    for weight, groups in zip(updated, (apart, PAIR), strict=True):
+        rowwise_adagrad(weight, torch.zeros(9), Gradients(ints(1, 2), values, groups), lr=1.0, eps=0.1)
+    assert torch.equal(*updated)
 
 
 def test_scale_and_clip_are_what_they_say() -> None:

@@ -1,6 +1,8 @@
 """Sampled softmax: every backend, the public formulation, degenerate tokens, negatives drawn inside."""
 
 import math
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.close import assert_close
 from tests.support.instruction_sets import forced, runnable
@@ -181,12 +184,6 @@ def test_half_precision_queries_are_scored_in_single(backend: str) -> None:
     assert_close(losses, run(exact, "reference", temperature=0.05)[0], 1e-5)
 
 
-def test_shapes_that_do_not_fit_are_named() -> None:
-    x = inputs(4, 6, 3)
-    with pytest.raises(ValueError, match=r"must be \[T, D\], \[U, D\], \[T\] and \[T, R\]"):
-        sampled_softmax(**{**x, "positive": x["positive"][:3]}, temperature=1.0)
-
-
 @pytest.mark.parametrize("backend", FASTER)
 def test_a_token_alone_whose_negatives_repeat_is_taken(backend: str) -> None:
     """Catches: torch's refusal of a pattern with more entries than cells, at the end of an epoch or on few items."""
@@ -225,16 +222,20 @@ def test_entries_hold_token_and_row_however_many_there_are(monkeypatch: pytest.M
     assert_same(run(x, "cpu"), run(x, "reference"), 1e-5)
 
 
-@needs_compiled
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("bad", [-1, 6, 2**32])
-def test_a_candidate_that_is_no_row_is_an_error(bad: int) -> None:
-    """Catches: memory beside the table read as a row."""
+def test_a_candidate_that_is_no_row_is_an_error(bad: int, backend: str) -> None:
+    """Catches: memory beside the table read as a row, a negative number that is counted from the table's end."""
     x = inputs(4, 6, 3)
     for name in ("positive", "negatives"):
         wrong = {**x, name: x[name].clone()}
         wrong[name][2] = bad
         with pytest.raises(IndexError, match="token 2 has a candidate that is none of the 6 rows"):
-            run(wrong, "cpu")
+            run(wrong, backend)
+    wrong = {**inputs(4, 6, 3), "negatives": drawn(4, 3, 6)}  # type: ignore[dict-item]
+    wrong["positive"][2] = bad
+    with pytest.raises(IndexError):
+        run(wrong, backend)
 
 
 def drawn(tokens: int, count: int, bound: int) -> UniformDraws:
@@ -266,6 +267,120 @@ def test_no_token_touches_no_row(backend: str) -> None:
     assert losses.shape == (0,) and dquery.shape == (0, 6) and drows.indices().shape == (1, 0)
 
 
-def test_draws_from_another_number_of_items_than_the_table_has_are_refused() -> None:
-    with pytest.raises(ValueError, match="drawn from 7 items, the table has 6 rows"):
-        sampled_softmax(**{**inputs(4, 6, 3), "negatives": drawn(4, 3, 7)}, temperature=1.0)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("are_drawn", [False, True])
+def test_without_negatives_every_loss_and_every_gradient_is_zero(backend: str, are_drawn: bool) -> None:
+    """Catches: the null address of no negatives taken for negatives to be drawn, which read the draws at null, too."""
+    x = inputs(5, 6, 0)
+    if are_drawn:
+        x["negatives"] = drawn(5, 0, 6)  # type: ignore[assignment]
+    losses, dquery, drows = run(x, backend)
+    assert losses.shape == (5,) and drows.shape == (6, 6)
+    assert all(float(part.to_dense().abs().max()) == 0.0 for part in (losses, dquery, drows))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_table_without_rows_does_for_no_token(backend: str) -> None:
+    """Catches: a refusal of the empty batch of a rank without users."""
+    x = {**inputs(0, 6, 3), "rows": torch.zeros(0, 6, dtype=torch.float64, requires_grad=True)}
+    losses, dquery, drows = run(x, backend)
+    assert losses.shape == (0,) and dquery.shape == drows.shape == (0, 6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_draws_told_by_strided_numbers_are_the_same_negatives(backend: str) -> None:
+    """Catches: users and positions read as if they lay one after the other, which gives other negatives silently."""
+    x, draws = inputs(23, 40, 1), drawn(23, 30, 40)
+    strided = replace(
+        draws, **{name: torch.stack((getattr(draws, name),) * 2, dim=1)[:, 0] for name in ("users", "positions")}
+    )
+    wanted = run({**x, "negatives": draws}, backend)  # type: ignore[dict-item]
+    got = run({**x, "negatives": strided}, backend)  # type: ignore[dict-item]
+    assert all(torch.equal(one.to_dense(), other.to_dense()) for one, other in zip(got, wanted, strict=True))
+
+
+WAYS = {"eager": nullcontext, "watched": lambda: FlopCounterMode(display=False)}
+"""As it is called, and as a graph of torch.compile or a dispatch mode calls it."""
+
+
+def without(**changed: Any) -> dict[str, Any]:
+    """Draws with other fields."""
+    return {"negatives": replace(drawn(4, 3, 6), **changed)}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "query of one dimension": ({"query": torch.zeros(6)}, r"query is float32 \[6\], wanted floating-point \[T, D\]"),
+    "query without columns": (
+        {"query": torch.zeros(4, 0)},
+        r"query is float32 \[4, 0\], wanted floating-point \[T, D\]",
+    ),
+    "query of integers": ({"query": torch.zeros(4, 6).int()}, r"query is int32 \[4, 6\], wanted floating-point"),
+    "rows of another width": ({"rows": torch.zeros(6, 5)}, r"rows is float32 \[6, 5\], wanted floating-point \[U, 6\]"),
+    "rows of one dimension": ({"rows": torch.zeros(6)}, r"rows is float32 \[6\], wanted floating-point \[U, 6\]"),
+    "rows of integers": ({"rows": torch.zeros(6, 6).long()}, r"rows is int64 \[6, 6\], wanted floating-point"),
+    "no rows": ({"rows": torch.zeros(0, 6)}, r"rows is float32 \[0, 6\], wanted at least one row for 4 tokens"),
+    "no rows to draw from": (
+        {"rows": torch.zeros(0, 6), **without(bound=0)},
+        r"rows is float32 \[0, 6\], wanted at least one row for 4 tokens",
+    ),
+    "a positive missing": ({"positive": torch.zeros(3).long()}, r"positive is int64 \[3\], wanted int64 \[4\]"),
+    "positives of two dimensions": (
+        {"positive": torch.zeros(4, 1).long()},
+        r"positive is int64 \[4, 1\], wanted int64 \[4\]",
+    ),
+    "short positives": ({"positive": torch.zeros(4).int()}, r"positive is int32 \[4\], wanted int64 \[4\]"),
+    "short negatives": ({"negatives": torch.zeros(4, 3).int()}, r"negatives is int32 \[4, 3\], wanted int64 \[4, R\]"),
+    "negatives of one dimension": (
+        {"negatives": torch.zeros(4).long()},
+        r"negatives is int64 \[4\], wanted int64 \[4, R\]",
+    ),
+    "negatives of other tokens": (
+        {"negatives": torch.zeros(5, 3).long()},
+        r"negatives is int64 \[5, 3\], wanted int64 \[4, R\]",
+    ),
+    "a user missing": (without(users=torch.zeros(3).long()), r"negatives.users is int64 \[3\], wanted int64 \[4\]"),
+    "short users": (without(users=torch.zeros(4).int()), r"negatives.users is int32 \[4\], wanted int64 \[4\]"),
+    "short positions": (
+        without(positions=torch.zeros(4).int()),
+        r"negatives.positions is int32 \[4\], wanted int64 \[4\]",
+    ),
+    "a position missing": (
+        without(positions=torch.zeros(3).long()),
+        r"negatives.positions is int64 \[3\], wanted int64 \[4\]",
+    ),
+    "fewer draws than none": (without(count=-1), "negatives.count is -1, wanted 0 to 262144"),
+    "more draws than there are": (without(count=2**18 + 1), "negatives.count is 262145, wanted 0 to 262144"),
+    "draws from more items": (without(bound=7), "drawn from 7 items, the table has 6 rows"),
+    "draws from fewer items": (without(bound=5), "drawn from 5 items, the table has 6 rows"),
+    "a short correction": ({"log_q": torch.zeros(5)}, r"log_q is float32 \[5\], wanted floating-point \[6\]"),
+    "a correction of integers": (
+        {"log_q": torch.zeros(6).long()},
+        r"log_q is int64 \[6\], wanted floating-point \[6\]",
+    ),
+    **{
+        f"{name} {number}": ({name: number}, f"{name} is {number}, wanted a number above 0")
+        for name in ("temperature", "eps")
+        for number in (0.0, -0.5, math.nan, math.inf)
+    },
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_by_its_name(case: str, way: str) -> None:
+    """Catches: memory beside an argument read or written (a table without rows, a short correction, integers of 32 bits
+    read as such of 64), and losses of a temperature or an eps that make none."""
+    changed, message = REFUSED[case]
+    x: dict[str, Any] = {"temperature": 0.5} | inputs(4, 6, 3) | changed
+    call: AbstractContextManager[Any] = WAYS[way]()
+    with call, pytest.raises(ValueError, match=message):
+        sampled_softmax(**x)
+
+
+def test_what_does_not_fit_is_refused_in_a_compiled_graph() -> None:
+    """Catches: checks that torch.compile passes by."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: sampled_softmax(**x, temperature=0.5)[0], backend="eager")
+    compiled(inputs(4, 6, 3))
+    with pytest.raises(ValueError, match=r"positive is int32 \[4\], wanted int64 \[4\]"):
+        compiled({**inputs(4, 6, 3), "positive": torch.zeros(4, dtype=torch.int32)})

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from tests.support.close import assert_close
 from tests.support.jagged_cases import Case, make_case, noise_of, row_lengths, values_and_gradients
+from turbogr.ops.dropout import Noise
 from turbogr.ops.softmax_attention import softmax_attention
 
 BACKENDS = ("tiles", "reference")
@@ -117,5 +118,22 @@ def test_shapes_that_do_not_fit_are_named() -> None:
     q = torch.zeros(5, 2, 4)
     with pytest.raises(ValueError, match=r"must all be the same \[T, H, d\]"):
         softmax_attention(q, q, q[:, :, :3], torch.tensor([0, 5]))
-    with pytest.raises(ValueError, match="offsets end at 4, q has 5 tokens"):
+    with pytest.raises(ValueError, match="offsets go from 0 to 4: 5 tokens want 0 to 5"):
         softmax_attention(q, q, q, torch.tensor([0, 4]))
+
+
+@pytest.mark.parametrize(
+    ("rate", "users", "message"),
+    [
+        (1.0, torch.arange(5), "dropout rate is 1.0, wanted at least 0 and less than 1"),
+        (0.5, torch.arange(9), r"noise.users is int64 \[9\], wanted int64 \[5\]"),
+        (0.5, torch.arange(5).int(), r"noise.users is int32 \[5\], wanted int64 \[5\]"),
+    ],
+)
+def test_noise_of_other_tokens_and_rates_that_keep_nothing_are_refused(
+    rate: float, users: Tensor, message: str
+) -> None:
+    """Catches: a division by 0, and masks of other users than the tokens'."""
+    q = torch.zeros(5, 2, 4)
+    with pytest.raises(ValueError, match=message):
+        softmax_attention(q, q, q, torch.tensor([0, 5]), dropout_rate=rate, noise=Noise(1, 2, users, torch.arange(5)))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native
+from turbogr.ops.checks import check_whole_numbers, kind
 from turbogr.ops.dropout.cpu import drop_cpu
 from turbogr.ops.dropout.reference import Mask, drop
 from turbogr.ops.graph_operator import GraphOperator, watched
@@ -39,15 +40,35 @@ class Noise:
         return Key(self.seed, self.step, purpose, layer)
 
 
+def check_noise(rate: float, noise: Noise | None, tokens: int) -> None:
+    """Refuse a rate outside [0, 1) and noise that is not of `tokens` tokens. For what takes noise, before mask_of."""
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"The dropout rate is {rate}, wanted at least 0 and less than 1.")
+    if noise is not None:
+        check_whole_numbers("noise.users", noise.users, tokens)
+        check_whole_numbers("noise.positions", noise.positions, tokens)
+
+
 def mask_of(rate: float, noise: Noise | None, layer: int) -> Mask | None:
     """The mask of one layer; None where nothing is dropped."""
     if noise is None or rate == 0.0:
         return None
-    return Mask(noise.key(Purpose.DROPOUT, layer), rate, noise.users, noise.positions)
+    # the compiled operators read whole numbers one after the other
+    return Mask(noise.key(Purpose.DROPOUT, layer), rate, noise.users.contiguous(), noise.positions.contiguous())
 
 
 def dropout(x: Tensor, rate: float, noise: Noise | None, layer: int) -> Tensor:
-    """x [T, D] with each value dropped with probability `rate`; unchanged where `noise` is None (evaluation)."""
+    """x [T, D] with each value dropped with probability `rate`; unchanged where `noise` is None (evaluation).
+
+    Example:
+        >>> noise = Noise(seed=0, step=0, users=torch.tensor([0, 0, 1]), positions=torch.tensor([0, 1, 0]))
+        >>> out = dropout(torch.ones(3, 8), 0.5, noise, layer=0)
+        >>> out.unique().tolist()
+        [0.0, 2.0]
+    """
+    if x.dim() != 2:
+        raise ValueError(f"x is {kind(x)}, wanted [T, D].")
+    check_noise(rate, noise, len(x))
     mask = mask_of(rate, noise, layer)
     if mask is None:
         return x

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from turbogr.errors import ConfigError
 from turbogr.ops import native
+from turbogr.ops.checks import check_whole_numbers, kind
 from turbogr.ops.registry import Backend, register
 from turbogr.ops.triton_support import rejects_triton
 
@@ -24,6 +25,15 @@ class Groups:
     """int32 [n]: the occurrences of place u are order[starts[u] : starts[u+1]]."""
     starts: Tensor
     """int64 [U+1]."""
+
+    def check(self, count: int) -> None:
+        """Refuse groups of other occurrences or of another number of ids than `count`."""
+        order, starts = self.order, self.starts
+        if order.dtype != torch.int32 or order.dim() != 1:
+            raise ValueError(f"groups.order is {kind(order)}, wanted int32 [n].")
+        check_whole_numbers("groups.starts", starts, count + 1)
+        if starts.is_cpu and (int(starts[0]), int(starts[-1])) != (0, len(order)):
+            raise ValueError(f"groups.starts go from {int(starts[0])} to {int(starts[-1])}, wanted 0 to {len(order)}.")
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,9 @@ def group(places: Tensor, count: int) -> Groups:
 
 
 def sum_groups(values: Tensor, groups: Groups) -> Tensor:
-    values = values.contiguous()
-    out = torch.empty(len(groups.starts) - 1, values.shape[1])
-    _call("sum", *out.shape, address(values), address(groups.order), address(groups.starts), address(out))
+    values, order, starts = values.contiguous(), groups.order.contiguous(), groups.starts.contiguous()
+    out = torch.empty(len(starts) - 1, values.shape[1])
+    _call("sum", *out.shape, address(values), address(order), address(starts), address(out))
     return out
 
 
@@ -146,7 +146,7 @@ def _update(
     # a copy would be updated in place of the table
     assert all(one.is_contiguous() and one.dtype == torch.float32 for one in rows)
     ids, values, groups = gradients.ids.contiguous(), gradients.values.contiguous(), gradients.groups
-    order, starts = (None, None) if groups is None else (groups.order, groups.starts)
+    order, starts = (None, None) if groups is None else (groups.order.contiguous(), groups.starts.contiguous())
     shape = (len(ids), values.shape[1])
     given = (address(ids), address(values), address(order), address(starts), gradients.scale, gradients.row_clip)
     _call(name, *first, *shape, *given, *(address(one) for one in rows), *scalars)

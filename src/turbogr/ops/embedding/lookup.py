@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turbogr.ops.checks import check_whole_numbers, kind
 from turbogr.ops.embedding.backends import Kernels, kernels
 from turbogr.ops.graph_operator import GraphOperator, watched
 
@@ -32,17 +33,19 @@ def embedding_lookup(
     Example:
         >>> tables = [torch.randn(100, 8, requires_grad=True), torch.randn(20, 4)]
         >>> items, genres = embedding_lookup(tables, torch.tensor([5, 5, 99, 3]), torch.tensor([0, 3, 4]))
-        >>> items.sum().backward()
-        >>> tables[0].grad.indices().tolist()
+        >>> items.sum().backward()  # into `.grad`, which autograd does not mark as coalesced
+        >>> tables[0].grad.coalesce().indices().tolist()
         [[5, 99]]
     """
-    if not tables or offsets.shape != (len(tables) + 1,) or ids.dtype != torch.int64 or ids.dim() != 1:
-        raise ValueError(
-            f"{len(tables)} tables, {ids.dtype} ids {list(ids.shape)} and offsets {list(offsets.shape)} must be one "
-            "table at least, int64 [n] and [tables + 1]."
-        )
-    if any(table.dtype != tables[0].dtype or table.device != ids.device or table.dim() != 2 for table in tables):
-        raise ValueError("tables must be [N, D], all of one dtype and on the ids' device.")
+    if not tables:
+        raise ValueError("tables is empty, wanted one at least.")
+    check_whole_numbers("ids", ids, ids.numel())
+    check_whole_numbers("offsets", offsets, len(tables) + 1)
+    for number, table in enumerate(tables):
+        if table.dim() != 2 or not table.is_floating_point() or table.dtype != tables[0].dtype:
+            raise ValueError(f"tables[{number}] is {kind(table)}, wanted floating-point [N, D], as all tables.")
+        if table.device != ids.device:
+            raise ValueError(f"tables[{number}] is on {table.device}, wanted it on {ids.device}, where the ids are.")
     if watched():
         return tuple(
             GRAPH_OPERATOR(table, ids, offsets, number, len(tables), backend) for number, table in enumerate(tables)

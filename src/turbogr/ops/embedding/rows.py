@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from turbogr.ops.checks import check_below, check_whole_numbers, kind
 from turbogr.ops.embedding.backends import Groups, kernels
 
 
@@ -18,18 +19,23 @@ def distinct(ids: Tensor, num_rows: int, *, backend: str | None = None) -> tuple
         >>> distinct(torch.tensor([7, 2, 7]), 10)
         (tensor([2, 7]), tensor([1, 0, 1]))
     """
+    check_whole_numbers("ids", ids, ids.numel())
     return kernels(ids, backend).distinct(ids, num_rows)
 
 
 def group(places: Tensor, count: int, *, backend: str | None = None) -> Groups:
     """Which occurrences belong to each of `count` places; places int64 [n] in [0, count), as `distinct` gives them."""
+    check_whole_numbers("places", places, places.numel())
+    check_below("places", places, count)
     return kernels(places, backend).group(places, count)
 
 
 def sum_groups(values: Tensor, groups: Groups, *, backend: str | None = None) -> Tensor:
     """[U, D] the sums of values [n, D] by group, in the same order and to the same bits for any number of threads."""
-    if values.dim() != 2 or len(values) != len(groups.order):
-        raise ValueError(f"values {list(values.shape)} must be [n, D] with n = {len(groups.order)} occurrences.")
+    groups.check(groups.starts.numel() - 1)
+    occurrences = len(groups.order)
+    if values.dim() != 2 or len(values) != occurrences or not values.is_floating_point():
+        raise ValueError(f"values is {kind(values)}, wanted floating-point [{occurrences}, D].")
     return kernels(values, backend).sum_groups(values, groups)
 
 
@@ -47,8 +53,14 @@ def merge_rows(
         (tensor([1, 4]), tensor([[1.],
                 [2.]]))
     """
-    if len(ids) != len(values) or any(len(own) != len(part) for own, part in zip(ids, values, strict=False)):
-        raise ValueError("every list of ids [u] must come with its values [u, D].")
+    if not ids or len(ids) != len(values):
+        raise ValueError(f"ids are {len(ids)} lists, values {len(values)}, wanted the same number, one at least.")
+    for number, (own, part) in enumerate(zip(ids, values, strict=True)):
+        if part.dim() != 2 or not part.is_floating_point():
+            raise ValueError(f"values[{number}] is {kind(part)}, wanted floating-point [u, D].")
+        if part.shape[1] != values[0].shape[1] or part.dtype != values[0].dtype:
+            raise ValueError(f"values[{number}] is {kind(part)}, wanted the type and the width of {kind(values[0])}.")
+        check_whole_numbers(f"ids[{number}]", own, len(part))
     unique, places = distinct(torch.cat(list(ids)), num_rows, backend=backend)
     parts = list(torch.split(places, [len(own) for own in ids]))
     return unique, kernels(values[0], backend).merge(parts, list(values), len(unique))
@@ -56,4 +68,6 @@ def merge_rows(
 
 def all_finite(values: Tensor, *, backend: str | None = None) -> bool:
     """Whether there is neither an infinity nor a NaN. On an accelerator it waits for the answer."""
+    if not values.is_floating_point():
+        raise ValueError(f"values is {kind(values)}, wanted a floating-point tensor.")
     return kernels(values, backend).all_finite(values)

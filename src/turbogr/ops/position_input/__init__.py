@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native
-from turbogr.ops.dropout import Noise, mask_of
+from turbogr.ops.checks import check_below, check_whole_numbers, kind
+from turbogr.ops.dropout import Noise, check_noise, mask_of
 from turbogr.ops.dropout.reference import Mask
 from turbogr.ops.graph_operator import GraphOperator, watched
 from turbogr.ops.position_input import cpu
@@ -38,14 +39,16 @@ def position_input(
         >>> position_input(torch.randn(3, 8), torch.randn(16, 8), torch.tensor([0, 1, 0])).shape
         torch.Size([3, 8])
     """
-    if x.shape[1:] != table.shape[1:] or positions.shape != x.shape[:1]:
-        raise ValueError(
-            f"x {list(x.shape)}, table {list(table.shape)} and positions {list(positions.shape)} do not fit: "
-            "[T, D], [max_len, D] and [T] are wanted."
-        )
+    if x.dim() != 2:
+        raise ValueError(f"x is {kind(x)}, wanted [T, D].")
+    if table.dim() != 2 or table.shape[1] != x.shape[1]:
+        raise ValueError(f"table is {kind(table)}, wanted [max_len, {x.shape[1]}].")
+    check_whole_numbers("positions", positions, len(x))
+    check_noise(dropout, noise, len(x))
     scale, mask = math.sqrt(x.shape[1]), mask_of(dropout, noise, 0)
     if watched():
         return GRAPH_OPERATOR(x, table, positions, scale, mask, backend)
+    check_below("positions", positions, len(table))
     chosen, _ = OPERATOR.pick(x.device, backend)
     out: Tensor = chosen.run(x, table, positions, scale, mask)
     return out
@@ -54,6 +57,7 @@ def position_input(
 def _graph_forward(
     x: Tensor, table: Tensor, positions: Tensor, scale: float, mask: Mask | None, backend: str | None
 ) -> list[Tensor]:
+    check_below("positions", positions, len(table))
     compiled = OPERATOR.pick(x.device, backend)[0].name == "cpu"
     return [(cpu.forward if compiled else input_reference)(x, table, positions, scale, mask)]
 

@@ -7,12 +7,14 @@ answer: sum_t loss_t and, for diagnosis, every loss_t
 T tokens, R negatives, U rows, D width
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from turbogr.ops import native
+from turbogr.ops.checks import check_whole_numbers, kind
 from turbogr.ops.graph_operator import GraphOperator, watched
 from turbogr.ops.registry import Backend, register
 from turbogr.ops.sampled_softmax.cpu import loss_cpu
@@ -49,7 +51,7 @@ def sampled_softmax(
         query: [T, D]. rows: [U, D], distinct items.
         positive: int64 [T], negatives: int64 [T, R]; indices into `rows`. Or `UniformDraws`: the negatives are drawn
             inside, `rows` is a whole table that is read in place, and its gradient is a coalesced sparse tensor, as
-            that of `embedding_lookup` (dense in a graph of torch.compile).
+            that of `embedding_lookup` (dense in a graph of torch.compile). R may be 0: then every loss is.
         temperature: divides the cosine.
         log_q: [U] log of every row's sampling probability, or None for no correction.
         eps: smallest norm that is divided by.
@@ -59,14 +61,8 @@ def sampled_softmax(
         >>> loss, each = sampled_softmax(torch.randn(3, 8), torch.randn(9, 8), torch.tensor([0, 1, 2]),
         ...                              torch.randint(0, 9, (3, 4)), temperature=0.05)
     """
-    shape = list(negatives.shape) if isinstance(negatives, Tensor) else [len(negatives.users), negatives.count]
-    if not len(query) == len(positive) == shape[0] or query.shape[1] != rows.shape[1]:
-        raise ValueError(
-            f"query {list(query.shape)}, rows {list(rows.shape)}, positive {list(positive.shape)} and negatives "
-            f"{shape} must be [T, D], [U, D], [T] and [T, R]."
-        )
-    if isinstance(negatives, UniformDraws) and negatives.bound != len(rows):
-        raise ValueError(f"negatives are drawn from {negatives.bound} items, the table has {len(rows)} rows.")
+    _check(query, rows, positive, negatives, temperature, log_q, eps)
+    negatives = negatives if isinstance(negatives, Tensor) else negatives.contiguous()
     if watched():
         given, draws = (negatives, None) if isinstance(negatives, Tensor) else (None, negatives)
         wanted = torch.is_grad_enabled() and (query.requires_grad or rows.requires_grad)
@@ -75,6 +71,34 @@ def sampled_softmax(
     chosen, _ = OPERATOR.pick(query.device, backend)
     total, losses = chosen.run(query, rows, positive, negatives, temperature, log_q, eps)
     return total, losses
+
+
+def _check(
+    query: Tensor,
+    rows: Tensor,
+    positive: Tensor,
+    negatives: Tensor | UniformDraws,
+    temperature: float,
+    log_q: Tensor | None,
+    eps: float,
+) -> None:
+    if query.dim() != 2 or not query.shape[1] or not query.is_floating_point():
+        raise ValueError(f"query is {kind(query)}, wanted floating-point [T, D] with D at least 1.")
+    tokens, width = query.shape
+    if rows.dim() != 2 or rows.shape[1] != width or not rows.is_floating_point():
+        raise ValueError(f"rows is {kind(rows)}, wanted floating-point [U, {width}].")
+    if tokens and not len(rows):
+        raise ValueError(f"rows is {kind(rows)}, wanted at least one row for {tokens} tokens.")
+    check_whole_numbers("positive", positive, tokens)
+    if isinstance(negatives, UniformDraws):
+        negatives.check(tokens, len(rows))
+    elif negatives.dtype != torch.int64 or negatives.dim() != 2 or len(negatives) != tokens:
+        raise ValueError(f"negatives is {kind(negatives)}, wanted int64 [{tokens}, R].")
+    if log_q is not None and (log_q.shape != (len(rows),) or not log_q.is_floating_point()):
+        raise ValueError(f"log_q is {kind(log_q)}, wanted floating-point [{len(rows)}].")
+    for name, number in (("temperature", temperature), ("eps", eps)):
+        if not 0.0 < number < math.inf:
+            raise ValueError(f"{name} is {number}, wanted a number above 0.")
 
 
 def _graph_forward(

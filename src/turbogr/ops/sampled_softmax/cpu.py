@@ -73,18 +73,25 @@ class Inputs:
     drawn: UniformDraws | None
     log_q: Tensor | None  # fp32 [N]
 
+    def __post_init__(self) -> None:
+        for x in (self.query, self.rows, self.positive, self.given, self.log_q):
+            assert x is None or x.is_contiguous()
+        assert self.drawn is None or (self.drawn.users.is_contiguous() and self.drawn.positions.is_contiguous())
+
     @property
     def candidates(self) -> int:
         return 1 + (self.given.shape[1] if self.drawn is None else self.drawn.count)  # type: ignore[union-attr]
 
     def fields(self) -> dict[str, Any]:
         """Of the job."""
+        # an empty tensor's address is null, which would say that the negatives are drawn; none of it is read
+        given = self.positive if self.given is not None and not self.given.numel() else self.given
         fields: dict[str, Any] = {
             "tokens": len(self.query),
             "negatives": self.candidates - 1,
             "width": self.query.shape[1],
             "rows": len(self.rows),
-            **_addresses(query=self.query, table=self.rows, positive=self.positive, given=self.given, log_q=self.log_q),
+            **_addresses(query=self.query, table=self.rows, positive=self.positive, given=given, log_q=self.log_q),
         }
         if self.drawn is not None:
             key = self.drawn.key

@@ -8,7 +8,8 @@ T tokens, B rows, H heads; q, k, v, y [T, H, d]
 
 from torch import Tensor
 
-from turbogr.ops.dropout import Noise
+from turbogr.ops.checks import check_offsets
+from turbogr.ops.dropout import Noise, check_noise
 from turbogr.ops.registry import Backend, register
 from turbogr.ops.softmax_attention.reference import attend_reference
 from turbogr.ops.softmax_attention.tiles import attend_tiles
@@ -42,8 +43,8 @@ def softmax_attention(
     """
     if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
         raise ValueError(f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} must all be the same [T, H, d].")
-    if offsets.is_cpu and int(offsets[-1]) != len(q):
-        raise ValueError(f"offsets end at {int(offsets[-1])}, q has {len(q)} tokens.")
+    check_offsets(offsets, len(q))
+    check_noise(dropout_rate, noise, len(q))
     chosen, _ = OPERATOR.pick(q.device, backend)
     out: Tensor = chosen.run(q, k, v, offsets, dropout_rate, noise, layer)
     return out
