@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.baselines import padded_lookup
-from benchmarks.ops_measure import Part, Settings, copy_variant, median, milliseconds, seconds_of, worst
+from benchmarks.ops_measure import COPY_BYTES, Part, Settings, copy_variant, median, milliseconds, seconds_of, worst
 from turbogr.config import TablesConfig
 from turbogr.ops.embedding import OPERATOR, Gradients, distinct, embedding_lookup, group, rowwise_adagrad
 from turbogr.tables import LocalTable
@@ -151,12 +151,14 @@ def _measure_lookup(dim: int, settings: Settings, part: Part) -> None:
     part.figures[f"lookup_backward{tag}_x"] = median(seconds, "padded_backward", "padded_backward_index_add") / median(
         seconds, "backward"
     )
+    copied = 2 * COPY_BYTES / median(seconds, "copy")
+    part.figures[f"lookup_forward{tag}_copy_share"] = 2 * len(x.ids) * dim * 4 / median(seconds, "forward") / copied
     part.details[f"lookup_d{dim}"] = {
         "cells": sum(ids.numel() for ids in x.padded),
         "ids": len(x.ids),
         "tables": [vars(heat) | {"distinct": len(x.ids[a:b].unique())} for heat, a, b in _spans(x)],
         "ms": milliseconds(seconds),
-        "written_gb_per_s": x.ids.numel() * dim * 4 / median(seconds, "forward") / 1e9,
+        "copy_gb_per_s": copied / 1e9,
     }
 
 

@@ -14,6 +14,7 @@ from tests.support.small_model import random_input, random_sequences, small_mode
 from turbogr.config import HstuConfig, ModelConfig, SasrecConfig
 from turbogr.errors import ConfigError
 from turbogr.models import ENCODERS, Sequences, build_encoder
+from turbogr.ops.hstu_attention.reference import Mask
 
 LENGTHS = [5, 1, 12, 7]
 MAX_LEN = 15
@@ -138,6 +139,62 @@ def test_a_later_token_changes_no_earlier_output_and_no_other_row(name: str) -> 
     after = encoder(changed, replace(sequences, times=times, next_times=next_times))
     same = (before == after).all(1).tolist()
     assert same == [True] * 10 + [False] * 8 + [True] * 7
+
+
+def masked(mask: Mask) -> Sequences:
+    return replace(random_sequences(LENGTHS), mask=mask)
+
+
+TARGETS = torch.tensor([1, 0, 4, 2])
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [Mask(TARGETS), Mask(num_context=1), Mask(window=3), Mask(TARGETS, 1, 3), Mask(TARGETS, 1, 3, True)],
+    ids=lambda mask: f"{mask.num_targets is not None} {mask.num_context} {mask.window} {mask.context_sees_history}",
+)
+def test_an_encoder_with_context_targets_and_window_is_the_reference(
+    mask: Mask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a mask that some layer, backend or gradient of an assembled encoder does not hear of."""
+    encoder, sequences = spread(build_encoder(small_model("hstu"), 0)), masked(mask)
+    x = random_input(sum(LENGTHS)).double().requires_grad_()
+    weights = torch.randn(sum(LENGTHS), 8, generator=torch.Generator().manual_seed(5)).double()
+
+    def run(encoder: nn.Module, x: Tensor) -> list[Tensor]:
+        out = encoder(x, sequences)
+        loss = (out * weights.to(out.dtype)).sum()
+        return [out.detach(), *torch.autograd.grad(loss, [x, *encoder.parameters()])]
+
+    with monkeypatch.context() as forced:
+        forced.setenv("TURBOGR_BACKEND", "reference")
+        wanted = run(encoder, x)
+    got = run(encoder.float(), x.detach().float().requires_grad_())
+    for one, other in zip(got, wanted, strict=True):
+        assert_close(one, other, 1e-5)
+    assert not torch.allclose(wanted[0], encoder.double()(x, random_sequences(LENGTHS)).detach())
+
+
+@pytest.mark.parametrize("context_sees_history", [False, True])
+def test_two_layers_leak_the_future_only_where_context_sees_the_history(context_sees_history: bool) -> None:
+    """Catches: a context token that carries a later event to an earlier one from the second layer on."""
+    assert small_model("hstu").blocks == 2
+    encoder = spread(build_encoder(small_model("hstu"), 0))
+    sequences = masked(Mask(torch.tensor([0, 0, 2, 0]), 1, None, context_sees_history))
+    x = random_input(sum(LENGTHS)).double()
+    changed = x.clone()
+    changed[12] += 1.0  # the seventh token of the third row, whose tokens are 6 .. 17: context, history, two targets
+    same = (encoder(x, sequences) == encoder(changed, sequences)).all(1).tolist()
+    assert all(same[:6]) and not any(same[12:18]) and all(same[18:])
+    assert all(same[6:12]) is not context_sees_history
+
+
+def test_sasrec_refuses_a_mask_that_it_does_not_have() -> None:
+    """Catches: targets that see each other and the answers behind them, because nobody read the mask."""
+    encoder, x = build_encoder(small_model("sasrec"), 0), random_input(sum(LENGTHS))
+    for mask in (Mask(TARGETS), Mask(num_context=1), Mask(window=3)):
+        with pytest.raises(ConfigError, match="model 'sasrec' is causal only, without targets, context or window"):
+            encoder(x, masked(mask))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -162,7 +162,8 @@ def test_through_two_layers_targets_change_nothing_but_themselves(operator: Oper
     [
         ({"window": 0}, "window 0 at least 1"),
         ({"num_context": -1}, "num_context -1 must be at least 0"),
-        ({"num_targets": TARGETS[:3]}, "num_targets has 3 entries for 6 rows"),
+        ({"num_targets": TARGETS[:3]}, r"num_targets is int64 \[3\], wanted int64 \[6\]"),
+        ({"num_targets": TARGETS.int()}, r"num_targets is int32 \[6\], wanted int64 \[6\]"),
         ({"num_targets": torch.tensor([7, 0, 0, 0, 0, 0])}, "row 0 has 6 tokens for 0 of context and 7 targets"),
         ({"num_targets": torch.tensor([0, 1, 0, 0, 0, 0])}, "row 1 has 0 tokens for 0 of context and 1 targets"),
         ({"num_targets": torch.tensor([0, 0, -1, 0, 0, 0])}, "row 2 has 7 tokens for 0 of context and -1 targets"),

@@ -170,7 +170,7 @@ def test_a_decays_gradients_are_those_of_its_formula() -> None:
 def test_a_row_longer_than_the_model_is_an_error() -> None:
     """Catches: a position table read past its end, or another divisor than the model's."""
     inputs = make_inputs([3, 12, 5], time="none", position=False)
-    with pytest.raises(ValueError, match="row 1 has 12 tokens, more than max_len 11: cut its history"):
+    with pytest.raises(ValueError, match="row 1, .*, has 12 tokens, more than max_len 11: cut its history"):
         inputs.attend("tiles", max_len=11)
 
 
@@ -178,16 +178,19 @@ def test_a_row_longer_than_the_model_is_an_error() -> None:
     ("changed", "said"),
     [
         ({"max_len": 90}, r"position_table has shape \[80\], max_len 90 wants \[90\]"),
-        ({"times": None}, "time_table and time_decay need times and next_times"),
-        ({"next_times": None}, "time_table and time_decay need times and next_times"),
+        ({"times": None}, "a map over times needs times and next_times"),
+        ({"next_times": None}, "a map over times needs times and next_times"),
         ({"time_decay": torch.ones(3)}, "two forms of one map: give one of them"),
         ({"time_table": None, "time_decay": torch.ones(2)}, r"time_decay has shape \[2\], wanted \[3\]"),
-        ({"time_table": None, "time_decay": torch.ones(3), "times": None}, "need times and next_times"),
+        ({"time_table": None, "time_decay": torch.ones(3), "times": None}, "needs times and next_times"),
+        ({"time_table": torch.ones(2, 3)}, r"time_table has shape \[2, 3\], wanted \[buckets \+ 1\]"),
+        ({"next_times": torch.zeros(3)}, r"next_times is float32 \[3\], wanted int64 \[3\]"),
+        ({"bucket_width": -1.0}, "bucket_width -1.0 must be above 0"),
     ],
     ids=str,
 )
 def test_arguments_that_do_not_fit_are_named(changed: dict[str, Any], said: str) -> None:
-    """Catches: one of two time maps that is silently left out."""
+    """Catches: one of two time maps that is silently left out, times that a kernel reads beyond their end."""
     with pytest.raises(ValueError, match=said):
         make_inputs([3]).attend("tiles", **changed)
 
@@ -198,7 +201,7 @@ def test_shapes_that_do_not_fit_are_named() -> None:
     for values in (v, torch.zeros(5, 2)):
         with pytest.raises(ValueError, match=r"must be \[T, H, d\] of the same T and H"):
             fuxi_attention(q, q, values, torch.tensor([0, 5]), max_len=8)
-    with pytest.raises(ValueError, match="offsets end at 4, q has 5 tokens"):
+    with pytest.raises(ValueError, match="offsets go from 0 to 4: 5 tokens want 0 to 5"):
         fuxi_attention(q, q, q, torch.tensor([0, 4]), max_len=8)
 
 

@@ -18,7 +18,16 @@ from turbogr.config import ModelConfig
 from turbogr.hardware import compiler
 from turbogr.jagged import offsets_of
 from turbogr.models import Sequences, build_encoder
-from turbogr.ops import dropout, embedding, hstu_attention, hstu_layer, position_input, sampled_softmax
+from turbogr.ops import (
+    dropout,
+    embedding,
+    fuxi_attention,
+    hstu_attention,
+    hstu_layer,
+    position_input,
+    sampled_softmax,
+)
+from turbogr.ops.fuxi_attention.reference import Maps
 from turbogr.ops.graph_operator import GraphOperator
 from turbogr.ops.hstu_attention.reference import Bias, Mask
 from turbogr.ops.hstu_layer.layer import Layer, Weights
@@ -30,6 +39,7 @@ TOKENS, WIDTH, HEADS, MAX_LEN = sum(LENGTHS), 8, 2, 32
 OFFSETS = offsets_of(torch.tensor(LENGTHS))
 NOISE = noise_of(OFFSETS)
 TIMES = torch.arange(TOKENS) ** 3
+EVERY_OPTION = Mask(torch.tensor([2, 0, 0, 3]), 1, 5, True)
 
 
 def leaf(*shape: int, seed: int = 0) -> Tensor:
@@ -43,6 +53,17 @@ def biases() -> Bias:
 def attention_arguments(mask: Mask, bias: Bias) -> tuple[Any, ...]:
     q, k, v = leaf(TOKENS, HEADS, 12).split([4, 4, 4], dim=2)
     return q, k, v, OFFSETS, MAX_LEN, bias, mask, None
+
+
+def fuxi_maps(position: bool = True, time: str = "table") -> Maps:
+    decay = torch.tensor([0.75, 0.25, 0.875]).requires_grad_() if time == "decay" else None
+    table = leaf(129, seed=2) if time == "table" else None
+    return Maps(leaf(MAX_LEN, seed=1) if position else None, table, decay, TIMES, TIMES + 100, 0.301)
+
+
+def fuxi_arguments(mask: Mask, maps: Maps, backend: str | None = None, offsets: Tensor = OFFSETS) -> tuple[Any, ...]:
+    q, k, v = leaf(int(offsets[-1]), HEADS, 14).split([4, 4, 6], dim=2)
+    return q, k, v, offsets, MAX_LEN, maps, mask, backend
 
 
 def layer_arguments(dtype: torch.dtype = torch.float32, backend: str | None = None, **changed: Any) -> tuple[Any, ...]:
@@ -69,12 +90,25 @@ CALLS: dict[str, tuple[GraphOperator, tuple[Any, ...]]] = {
     "attention": (hstu_attention.GRAPH_OPERATOR, attention_arguments(Mask(), biases())),
     "attention, every option": (
         hstu_attention.GRAPH_OPERATOR,
-        attention_arguments(Mask(torch.tensor([2, 0, 0, 3]), 1, 5, True), replace(biases(), position=None)),
+        attention_arguments(EVERY_OPTION, replace(biases(), position=None)),
+    ),
+    "fuxi": (fuxi_attention.GRAPH_OPERATOR, fuxi_arguments(Mask(), fuxi_maps())),
+    "fuxi, every option": (
+        fuxi_attention.GRAPH_OPERATOR,
+        fuxi_arguments(EVERY_OPTION, fuxi_maps(position=False, time="decay")),
+    ),
+    "fuxi, semantic alone": (fuxi_attention.GRAPH_OPERATOR, fuxi_arguments(Mask(), fuxi_maps(False, "none"))),
+    "fuxi, tiles": (fuxi_attention.GRAPH_OPERATOR, fuxi_arguments(Mask(), fuxi_maps(), "tiles")),
+    "fuxi, reference": (fuxi_attention.GRAPH_OPERATOR, fuxi_arguments(EVERY_OPTION, fuxi_maps(), "reference")),
+    "fuxi, tiles without a token": (
+        fuxi_attention.GRAPH_OPERATOR,
+        fuxi_arguments(Mask(), fuxi_maps(), "tiles", torch.tensor([0, 0, 0])),
     ),
     "layer": (hstu_layer.GRAPH_OPERATOR, layer_arguments()),
     "layer, bf16": (hstu_layer.GRAPH_OPERATOR, layer_arguments(torch.bfloat16)),
     "layer, recomputed": (hstu_layer.GRAPH_OPERATOR, layer_arguments(recompute=True)),
     "layer, without dropout": (hstu_layer.GRAPH_OPERATOR, layer_arguments(dropout=None)),
+    "layer, every option": (hstu_layer.GRAPH_OPERATOR, layer_arguments(mask=EVERY_OPTION)),
     "layer, reference": (hstu_layer.GRAPH_OPERATOR, layer_arguments(backend="reference")),
     "dropout": (dropout.GRAPH_OPERATOR, (leaf(TOKENS, WIDTH), dropout.mask_of(0.3, NOISE, 2))),
     "lookup": (
@@ -126,6 +160,27 @@ def test_attention_is_one_node_of_a_graph(backend: str) -> None:
     check_compiled(run, case.leaves(), "aot_eager")
 
 
+@pytest.mark.parametrize("time", ["table", "decay"])
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("backend", ["cpu", "tiles", "reference"])
+def test_fuxi_attention_is_one_node_of_a_graph(backend: str, bf16: bool, time: str) -> None:
+    """Catches: a length that is read while the graph is traced, autocast that rounds maps, gradients out of order."""
+    if fuxi_attention.OPERATOR.pick(torch.device("cpu"))[0].name != "cpu" and backend == "cpu":
+        pytest.skip("the CPU operators are not compiled here")
+    fused, maps = leaf(TOKENS, HEADS, 14), fuxi_maps(time=time)
+
+    def run() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            return fuxi_attention.fuxi_attention(
+                *fused.split([4, 4, 6], dim=2), OFFSETS, max_len=MAX_LEN, position_table=maps.position,
+                time_table=maps.time, time_decay=maps.decay, times=maps.times, next_times=maps.next_times,
+                num_targets=torch.tensor([2, 0, 0, 3]), window=7, backend=backend,
+            )  # fmt: skip
+
+    leaves = [one for one in (fused, maps.position, maps.time, maps.decay) if one is not None]
+    check_compiled(run, leaves, "aot_eager")
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_layer_is_one_node_of_a_graph(bf16: bool, recompute: bool) -> None:
@@ -137,7 +192,8 @@ def test_a_layer_is_one_node_of_a_graph(bf16: bool, recompute: bool) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             return hstu_layer.hstu_layer(
                 x, OFFSETS, *weights, heads=HEADS, max_len=MAX_LEN, position_bias=bias.position, time_bias=bias.time,
-                times=bias.times, next_times=bias.next_times, dropout=0.3, noise=NOISE, layer=2, recompute=recompute,
+                times=bias.times, next_times=bias.next_times, num_targets=EVERY_OPTION.num_targets, num_context=1,
+                window=5, context_sees_history=True, dropout=0.3, noise=NOISE, layer=2, recompute=recompute,
             )  # fmt: skip
 
     check_compiled(run, [x, *weights, bias.position, bias.time], "aot_eager")
@@ -152,6 +208,18 @@ def encoder_run(config: ModelConfig, sequences: Sequences) -> tuple[Callable[[],
 def test_the_whole_encoder_is_one_graph() -> None:
     """Catches: a break between the operators."""
     check_compiled(*encoder_run(small_model("hstu"), random_sequences([5, 1, 12], noise=NOISE_OF_18)), "aot_eager")
+
+
+def test_an_encoder_with_a_mask_is_one_graph() -> None:
+    """Catches: a number of targets that is burnt into the graph, so that the first batch's stays."""
+    targets = torch.tensor([2, 0, 3])
+    sequences = replace(random_sequences([5, 1, 12], noise=NOISE_OF_18), mask=Mask(targets, 1, 3))
+    run, leaves = encoder_run(small_model("hstu"), sequences)
+    check_compiled(run, leaves, "aot_eager")
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    before = compiled()
+    targets.copy_(torch.tensor([0, 0, 5]))
+    assert torch.equal(compiled(), run()) and not torch.equal(compiled(), before)
 
 
 def test_lookup_encoder_and_loss_are_one_graph() -> None:
@@ -250,7 +318,7 @@ def test_a_row_that_is_too_long_is_refused_in_a_graph_too() -> None:
     def run() -> Tensor:
         return hstu_layer.hstu_layer(x, OFFSETS, *weights, heads=HEADS, max_len=19)
 
-    with pytest.raises(ValueError, match="row 3 has 20 tokens, more than max_len 19"):
+    with pytest.raises(ValueError, match="row 3, .*, has 20 tokens, more than max_len 19"):
         torch.compile(run, backend="aot_eager", fullgraph=True)()
 
 
@@ -260,6 +328,23 @@ def test_fake_tensors_pass_through_an_operator() -> None:
         x, offsets = torch.empty(TOKENS, WIDTH), torch.empty(5, dtype=torch.int64)
         weights = torch.empty(WIDTH, 4 * WIDTH), torch.empty(WIDTH, WIDTH), torch.empty(WIDTH)
         assert hstu_layer.hstu_layer(x, offsets, *weights, heads=HEADS, max_len=MAX_LEN).shape == x.shape
+
+
+@pytest.mark.parametrize(("position", "time"), [(True, "table"), (True, "decay"), (True, "none"), (False, "none")])
+def test_the_flop_counter_sees_every_channel_of_fuxi(position: bool, time: str) -> None:
+    """Catches: channels that are not there, or one that costs nothing; values as wide as keys."""
+    maps = fuxi_maps(position, time)
+    q, k, v, *_ = fuxi_arguments(Mask(), maps)
+    per_product = 2 * HEADS * sum(length * (length + 1) // 2 for length in LENGTHS)
+    channels = 1 + position + (time != "none")
+    with FlopCounterMode(display=False) as counter:
+        out = fuxi_attention.fuxi_attention(
+            q, k, v, OFFSETS, max_len=MAX_LEN, position_table=maps.position, time_table=maps.time,
+            time_decay=maps.decay, times=maps.times, next_times=maps.next_times,
+        )  # fmt: skip
+        assert counter.get_total_flops() == per_product * (4 + 6 * channels)
+        out.sum().backward()
+    assert counter.get_total_flops() == per_product * (4 + 6 * channels + 3 * 4 + 2 * 6 * channels)
 
 
 def test_the_flop_counter_sees_real_pairs() -> None:

@@ -233,7 +233,7 @@ def test_the_cache_stops_at_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_longer_than_the_model_is_an_error() -> None:
     """Catches: a position bias read past its end, or another divisor than the model's."""
     case = make_case([3, 12, 5], biases=(False, False))
-    with pytest.raises(ValueError, match="row 1 has 12 tokens, more than max_len 11: cut its history"):
+    with pytest.raises(ValueError, match="row 1, the user .* has 12 tokens, more than max_len 11: cut its history"):
         attend(case, "tiles", max_len=11)
 
 
@@ -243,17 +243,46 @@ def test_a_row_longer_than_the_model_is_an_error() -> None:
         ({"max_len": 90}, r"position_bias has shape \[80\], max_len 90 wants \[90\]"),
         ({"times": None}, "time_bias needs times and next_times"),
         ({"next_times": None}, "time_bias needs times and next_times"),
+        ({"times": torch.zeros(3, dtype=torch.int32)}, r"times is int32 \[3\], wanted int64 \[3\]"),
+        ({"next_times": torch.zeros(3)}, r"next_times is float32 \[3\], wanted int64 \[3\]"),
+        ({"times": torch.zeros(2, dtype=torch.int64)}, r"times is int64 \[2\], wanted int64 \[3\]"),
+        ({"time_bias": torch.zeros(129, 1)}, r"time_bias has shape \[129, 1\], wanted \[buckets \+ 1\]"),
+        ({"time_bias": torch.zeros(0)}, r"time_bias has shape \[0\]"),
+        ({"bucket_width": 0.0}, "bucket_width 0.0 must be above 0"),
+        ({"bucket_width": -1.0}, "bucket_width -1.0 must be above 0"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(changed: dict[str, Any], said: str) -> None:
+    """Catches: a kernel that reads whole numbers of another size, or past the end of what it was given."""
     with pytest.raises(ValueError, match=said):
-        attend(make_case([3]), "tiles", **changed)
+        attend(make_case([3]), None, **changed)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "said"),
+    [
+        (torch.tensor([0, 5], dtype=torch.int32), r"offsets is int32 \[2\], wanted int64 \[B\+1\]"),
+        (torch.tensor([0.0, 5.0]), r"offsets is float32 \[2\]"),
+        (torch.tensor([], dtype=torch.int64), r"offsets is int64 \[0\]"),
+        (torch.tensor([2, 5]), "offsets go from 2 to 5: 5 tokens want 0 to 5"),
+        (torch.tensor([0, 4]), "offsets go from 0 to 4: 5 tokens want 0 to 5"),
+        (torch.tensor([0, 4, 2, 5]), "offsets fall from 4 to 2 at row 1"),
+        (torch.tensor([0, -3, 5]), "offsets fall from 0 to -3 at row 0"),
+    ],
+    ids=str,
+)
+def test_offsets_that_are_none_are_refused(offsets: torch.Tensor, said: str) -> None:
+    """Catches: rows of another batch or of another type, which compiled code would read as lengths of gigabytes."""
+    q = torch.zeros(5, 2, 4)
+    with pytest.raises(ValueError, match=said):
+        hstu_attention(q, q, q, offsets, max_len=8)
 
 
 def test_shapes_that_do_not_fit_are_named() -> None:
-    """Catches: offsets of another batch, which would leave tokens without an output."""
+    """Catches: heads or tokens of one input that another does not have, and bits read as another type's."""
     q, v = torch.zeros(5, 2, 4), torch.zeros(5, 1, 4)
-    with pytest.raises(ValueError, match=r"must be \[T, H, d\] of the same T and H"):
-        hstu_attention(q, q, v, torch.tensor([0, 5]), max_len=8)
-    with pytest.raises(ValueError, match="offsets end at 4, q has 5 tokens"):
-        hstu_attention(q, q, q, torch.tensor([0, 4]), max_len=8)
+    for k, values in ((q, v), (q, torch.zeros(5, 2)), (v, q)):
+        with pytest.raises(ValueError, match=r"must be \[T, H, d\] of the same T and H"):
+            hstu_attention(q, k, values, torch.tensor([0, 5]), max_len=8)
+    with pytest.raises(ValueError, match="q, k and v must be of one floating type"):
+        hstu_attention(q, q.double(), q, torch.tensor([0, 5]), max_len=8)

@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.support.close import assert_close
 from tests.support.jagged_cases import noise_of, row_lengths
 from turbogr.jagged import offsets_of
+from turbogr.ops import hstu_attention
 from turbogr.ops.hstu_layer import OPERATOR, hstu_layer
 
 CPU = torch.device("cpu")
@@ -122,6 +123,45 @@ def test_recomputation_changes_no_bit_and_keeps_x_alone(backend: str) -> None:
     assert sum(kept[False][1]) - sum(kept[True][1]) == 71 * 24 * 5
 
 
+MASKS = {
+    "targets": {"num_targets": torch.tensor([3, 0, 1, 0, 20])},
+    "context": {"num_context": 1},
+    "context that sees the history": {"num_context": 1, "context_sees_history": True},
+    "window": {"window": 5},
+    "all": {"num_targets": torch.tensor([3, 0, 0, 0, 20]), "num_context": 1, "window": 7, "context_sees_history": True},
+}
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_layer_with_a_mask_agrees_with_the_reference(backend: str, mask: str, recompute: bool) -> None:
+    """Catches: an option that stops short of the attention's forward, its backward, or the forward that runs again."""
+    case = make([12, 0, 2, 1, 40])
+    wanted = run(case.to(torch.float64), "reference", **MASKS[mask])
+    agree(run(case, backend, recompute=recompute, **MASKS[mask]), wanted, 1e-5)
+    assert not torch.allclose(wanted[0], run(case.to(torch.float64), "reference")[0])
+
+
+@pytest.mark.parametrize(("backend", "attention"), [("cpu", "cpu"), ("fused", "tiles"), (None, None)])
+def test_the_backend_that_is_asked_for_is_the_attentions_too(
+    backend: str | None, attention: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a backend that is forced upon the layer, while its attention still takes the fastest."""
+    if backend not in (None, *BACKENDS):
+        pytest.skip("the CPU operators are not compiled here")
+    pick, taken = hstu_attention.kernels, []
+
+    def note(*asked: Any) -> Any:
+        taken.append(pick(*asked))
+        return taken[-1]
+
+    monkeypatch.setattr(hstu_attention, "kernels", note)
+    run(make([5, 9]), backend)
+    name = attention or hstu_attention.OPERATOR.pick(CPU)[0].name
+    assert taken and all(one is hstu_attention.KERNELS[name] for one in taken)
+
+
 @pytest.mark.parametrize("bf16", [False, True])
 def test_threads_change_no_bit(bf16: bool) -> None:
     """Catches: sums whose order depends on how the rows were shared."""
@@ -155,12 +195,23 @@ def test_a_layer_without_biases_and_without_noise_runs() -> None:
     ("changed", "sentence"),
     [
         ({"heads": 5}, "width 24 is not a multiple of heads 5"),
-        ({"max_len": 8, "position_bias": None}, "row 1 has 9 tokens, more than max_len 8"),
+        ({"heads": 0}, "width 24 is not a multiple of heads 0"),
+        ({"heads": -2}, "width 24 is not a multiple of heads -2"),
+        ({"max_len": 8, "position_bias": None}, "row 1, .*, has 9 tokens, more than max_len 8"),
         ({"times": None}, "time_bias needs times and next_times"),
+        ({"times": torch.zeros(14)}, r"times is float32 \[14\], wanted int64 \[14\]"),
+        ({"next_times": torch.zeros(5, dtype=torch.int64)}, r"next_times is int64 \[5\], wanted int64 \[14\]"),
+        ({"bucket_width": 0.0}, "bucket_width 0.0 must be above 0"),
         ({"max_len": 81}, r"position_bias has shape \[80\], max_len 81 wants \[81\]"),
+        ({"num_targets": torch.tensor([1])}, r"num_targets is int64 \[1\], wanted int64 \[2\]"),
+        ({"num_targets": torch.tensor([4, 0]), "num_context": 2}, "row 0 has 5 tokens for 2 of context and 4 targets"),
+        ({"window": 0}, "window 0 at least 1"),
+        ({"dropout": 1.0}, "rate is 1.0"),
+        ({"noise": noise_of(torch.tensor([0, 5]))}, r"noise.users is int64 \[5\], wanted int64 \[14\]"),
     ],
 )
 def test_what_does_not_fit_is_refused(changed: dict[str, Any], sentence: str) -> None:
+    """Catches: heads that no reshape takes, a table or a mask of another batch that a kernel reads beyond its end."""
     with pytest.raises(ValueError, match=sentence):
         run(make([5, 9]), None, **changed)
 

@@ -1,5 +1,6 @@
 """Retrieval: the loss of a case worked out by hand, and the scorer that evaluation and recommendation ask."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from turbogr.config import Config, NegativesConfig, TablesConfig, TaskConfig, Tr
 from turbogr.data.loader import read_batch
 from turbogr.data.queries import Queries, read_queries
 from turbogr.data.split import make_split
-from turbogr.errors import DataError
+from turbogr.errors import ConfigError, DataError
 from turbogr.models import Sequences
 from turbogr.negatives.sampler import PopularitySampler, UniformSampler
 from turbogr.ops.dropout import Noise
+from turbogr.ops.hstu_attention.reference import Mask
 from turbogr.tables import LocalTable
+from turbogr.tasks import retrieval
 from turbogr.tasks.retrieval import RetrievalScorer, RetrievalTask, build_retrieval, build_table
 
 CPU = torch.device("cpu")
@@ -162,6 +165,19 @@ def test_a_history_that_is_empty_or_too_long_is_named(trained: SmallRun) -> None
         scorer_of(trained).encode(question(2, 0, 1))
     with pytest.raises(DataError, match="history 1 has 13 events, the model sees 12: cut it to the latest ones"):
         scorer_of(trained).encode(question(2, 13))
+
+
+@pytest.mark.parametrize("num_context", [0, 1])
+def test_a_mask_that_leaks_the_future_is_refused_in_training_and_in_evaluation(
+    trained: SmallRun, num_context: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches: a model that reads through the context the event that it is to predict: every metric too good."""
+    leaking = Mask(num_context=num_context, context_sees_history=True)
+    monkeypatch.setattr(retrieval, "Sequences", functools.partial(Sequences, mask=leaking))
+    with pytest.raises(ConfigError, match="context_sees_history leaks the future from the second layer on"):
+        trained.step([0, 1])
+    with pytest.raises(ConfigError, match="context_sees_history leaks the future from the second layer on"):
+        scorer_of(trained).encode(question(2, 3))
 
 
 def test_nobody_asks_and_nobody_is_answered(trained: SmallRun) -> None:

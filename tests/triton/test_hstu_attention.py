@@ -9,7 +9,7 @@ import torch
 from tests.support.close import relative_rmse
 from tests.support.jagged_cases import Case, make_case, values_and_gradients
 from tests.support.triton_device import DEVICE, DTYPES, TOLERANCES
-from turbogr.ops.hstu_attention import triton
+from turbogr.ops.hstu_attention import OPERATOR, hstu_attention, kernels, triton
 from turbogr.ops.hstu_attention.autograd import attend
 from turbogr.ops.hstu_attention.reference import Bias, Mask, attend_reference, bucket_edges, time_bucket
 from turbogr.ops.hstu_attention.triton_plan import edge_tables
@@ -38,6 +38,18 @@ def on_device(case: Case, dtype: torch.dtype) -> Case:
         next_times=case.next_times.to(DEVICE),
         weights=case.weights.to(DEVICE, dtype),
     )
+
+
+def test_the_public_operator_runs_them_where_triton_runs() -> None:
+    """Catches: kernels that are tested and shipped, and that no call ever reaches."""
+    assert OPERATOR.pick(DEVICE)[0].name == "triton" and kernels(DEVICE) is triton
+    case = on_device(make_case([9, 0, 30], dims=(16, 16), max_len=MAX_LEN), torch.float32)
+    facts = {"max_len": MAX_LEN, "position_bias": case.position, "time_bias": case.time}
+    facts |= {"times": case.times, "next_times": case.next_times}
+    got = values_and_gradients(lambda x: hstu_attention(*x.parts, x.offsets, **facts), case)
+    bias = Bias(case.position, case.time, case.times, case.next_times, 0.301)
+    direct = values_and_gradients(lambda x: attend(triton, *x.parts, x.offsets, MAX_LEN, bias, Mask()), case)
+    assert all(map(torch.equal, got, direct))
 
 
 def check(case: Case, dtype: torch.dtype, **mask: Any) -> None:

@@ -31,6 +31,7 @@ class HstuBlock(nn.Module):
         self.time_bias = initial.normal(config.hstu.time_buckets + 1, std=0.02) if config.hstu.time_bias else None
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        mask = sequences.mask
         return hstu_layer(
             x,
             sequences.offsets,
@@ -44,6 +45,10 @@ class HstuBlock(nn.Module):
             times=sequences.times,
             next_times=sequences.next_times,
             bucket_width=self.bucket_width,
+            num_targets=mask.num_targets,
+            num_context=mask.num_context,
+            window=mask.window,
+            context_sees_history=mask.context_sees_history,
             dropout=self.rate,
             noise=sequences.noise,
             layer=self.layer,

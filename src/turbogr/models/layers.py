@@ -11,19 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from turbogr.ops.dropout import Noise
+from turbogr.ops.hstu_attention.reference import Mask
 from turbogr.ops.philox import Key, Purpose, normal_rows, uniform_rows
 from turbogr.ops.position_input import position_input
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Where and when the tokens of a jagged batch stand."""
+    """Where and when the tokens of a jagged batch stand, and who sees whom."""
 
     offsets: Tensor  # int64 [B+1]
     positions: Tensor  # int64 [T], 0 for the oldest visible event
     times: Tensor  # int64 [T] seconds
     next_times: Tensor  # int64 [T] seconds of the event after it; of the last one: of the target, or now
     noise: Noise | None  # for dropout; None evaluates
+    mask: Mask = Mask()  # targets, context, window; nothing of it: causal
 
 
 class Encoder(Protocol):

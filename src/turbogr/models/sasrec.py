@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from turbogr.config import ModelConfig
+from turbogr.errors import ConfigError
 from turbogr.models.layers import Initial, PositionInput, Sequences, norm
 from turbogr.ops.dropout import dropout
 from turbogr.ops.softmax_attention import softmax_attention
@@ -71,6 +72,10 @@ class Sasrec(nn.Module):
         self.blocks = nn.ModuleList(SasrecBlock(config, block, initial) for block in range(config.blocks))
 
     def forward(self, x: Tensor, sequences: Sequences) -> Tensor:
+        if not sequences.mask.causal_only:
+            raise ConfigError(
+                "model 'sasrec' is causal only, without targets, context or window: take 'hstu' for them."
+            )
         x = self.input(x, sequences)
         for block in self.blocks:
             x = block(x, sequences)

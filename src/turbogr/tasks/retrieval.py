@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from turbogr.config import Config
 from turbogr.data.loader import Batch
 from turbogr.data.queries import Queries
-from turbogr.errors import DataError
+from turbogr.errors import ConfigError, DataError
 from turbogr.jagged import last_of_rows, position_in_row
 from turbogr.models import Sequences, build_encoder
 from turbogr.negatives.sampler import Sampler, build_sampler
@@ -57,7 +57,7 @@ class RetrievalTask:
         sequences = Sequences(batch.offsets, noise.positions, batch.times, batch.next_times, noise)
         with self._autocast():
             # index_select's backward adds duplicates in a fixed order on a CPU
-            encoded = self.encoder(torch.index_select(rows.weight, 0, items), sequences)
+            encoded = encode(self.encoder, torch.index_select(rows.weight, 0, items), sequences)
         if isinstance(negatives, UniformDraws):
             assert rows.whole is not None
             # no correction: one that is the same for every item changes nothing
@@ -110,7 +110,7 @@ class RetrievalScorer:
         sequences = Sequences(offsets, position_in_row(offsets, len(items)), times, next_times, None)
         training = self.encoder.training
         self.encoder.eval()
-        encoded: Tensor = self.encoder(rows.weight[rows.inverse], sequences)[last]
+        encoded = encode(self.encoder, rows.weight[rows.inverse], sequences)[last]
         self.encoder.train(training)
         return unit(encoded)
 
@@ -130,6 +130,17 @@ class RetrievalScorer:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
+
+
+def encode(encoder: nn.Module, x: Tensor, sequences: Sequences) -> Tensor:
+    """The encoder as retrieval may run it: no token may know the one that it is to predict."""
+    if sequences.mask.context_sees_history:
+        raise ConfigError(
+            "context_sees_history leaks the future from the second layer on, where a token sees through the context "
+            "the event that retrieval has it predict: leave it off."
+        )
+    encoded: Tensor = encoder(x, sequences)
+    return encoded
 
 
 def unit(x: Tensor) -> Tensor:

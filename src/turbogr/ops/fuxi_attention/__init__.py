@@ -12,31 +12,35 @@ T tokens, B rows, H heads, C channels; q, k [T, H, dqk], v [T, H, dv], y [T, C, 
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from turbogr.ops import native
 from turbogr.ops.fuxi_attention import cpu
-from turbogr.ops.fuxi_attention.autograd import attend
+from turbogr.ops.fuxi_attention.autograd import Kernels, attend, differentiated, gradients
 from turbogr.ops.fuxi_attention.reference import Maps, attend_reference
 from turbogr.ops.fuxi_attention.tiles import attend_tiles
-from turbogr.ops.hstu_attention import check_rows
+from turbogr.ops.graph_operator import GraphOperator, watched
+from turbogr.ops.hstu_attention import causal_pairs, check_event_times, check_heads, check_rows
 from turbogr.ops.hstu_attention.reference import Mask
 from turbogr.ops.registry import Backend, register
 from turbogr.ops.triton_support import rejects_triton
 
 
-def _attend_triton(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: int, maps: Maps, mask: Mask) -> Tensor:
+def _triton() -> Kernels:
     # imported when called: `import turbogr` needs no Triton
     from turbogr.ops.fuxi_attention import triton
 
-    return attend(triton, q, k, v, offsets, max_len, maps, mask)
+    return triton
 
 
+KERNELS: dict[str, Callable[[], Kernels]] = {"triton": _triton, "cpu": lambda: cpu}
+"""Of the backends that have some; the others are torch's own operations, which autograd differentiates."""
 OPERATOR = register(
     "fuxi_attention",
-    Backend("triton", _attend_triton, rejects_triton),
+    Backend("triton", lambda *arguments: attend(_triton(), *arguments), rejects_triton),
     Backend("cpu", functools.partial(attend, cpu), native.rejects("fuxi_attention")),
     Backend("tiles", attend_tiles),
     Backend("reference", attend_reference),
@@ -86,6 +90,21 @@ def fuxi_attention(
     maps = Maps(position_table, time_table, time_decay, times, next_times, bucket_width)
     mask = Mask(num_targets, num_context, window, context_sees_history)
     _check_shapes(q, k, v, max_len, maps)
+    if watched():
+        return GRAPH_OPERATOR(q, k, v, offsets, max_len, maps, mask, backend)
+    return _attend(q, k, v, offsets, max_len, maps, mask, backend)
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_len: int,
+    maps: Maps,
+    mask: Mask,
+    backend: str | None,
+) -> Tensor:
     check_rows(len(q), offsets, max_len, mask)
     chosen, _ = OPERATOR.pick(q.device, backend)
     # autocast would round maps and scores; the backends choose their own precision
@@ -95,15 +114,81 @@ def fuxi_attention(
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, max_len: int, maps: Maps) -> None:
-    if q.dim() != 3 or q.shape != k.shape or v.dim() != 3 or v.shape[:2] != q.shape[:2]:
-        raise ValueError(
-            f"q {list(q.shape)}, k {list(k.shape)} and v {list(v.shape)} must be [T, H, d] of the same T and H."
-        )
+    check_heads(q, k, v)
     if maps.position is not None and maps.position.shape != (max_len,):
         raise ValueError(f"position_table has shape {list(maps.position.shape)}, max_len {max_len} wants [{max_len}].")
     if maps.time is not None and maps.decay is not None:
         raise ValueError("time_table and time_decay are two forms of one map: give one of them.")
     if maps.decay is not None and maps.decay.shape != (3,):
         raise ValueError(f"time_decay has shape {list(maps.decay.shape)}, wanted [3]: alpha, beta, gamma.")
-    if maps.has_time and (maps.times is None or maps.next_times is None):
-        raise ValueError("time_table and time_decay need times and next_times.")
+    if maps.time is not None and (maps.time.dim() != 1 or not len(maps.time)):
+        raise ValueError(f"time_table has shape {list(maps.time.shape)}, wanted [buckets + 1].")
+    if maps.has_time:
+        check_event_times("a map over times", maps.times, maps.next_times, len(q), maps.bucket_width)
+
+
+def _graph_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_len: int,
+    maps: Maps,
+    mask: Mask,
+    backend: str | None,
+) -> list[Tensor]:
+    return [_attend(q, k, v, offsets, max_len, maps, mask, backend)]
+
+
+def _graph_backward(
+    dout: Tensor,
+    kept: list[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_len: int,
+    maps: Maps,
+    mask: Mask,
+    backend: str | None,
+) -> list[Tensor | None]:
+    chosen, _ = OPERATOR.pick(q.device, backend)
+    given = dout, q, k, v, offsets, max_len, maps, mask
+    with torch.autocast(q.device.type, enabled=False):
+        if chosen.name in KERNELS and (kernels := KERNELS[chosen.name]()).takes(q, k, v, maps):
+            return gradients(kernels, *given)
+        return differentiated(chosen.run, *given)
+
+
+def _graph_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_len: int,
+    maps: Maps,
+    mask: Mask,
+    backend: str | None,
+) -> list[Tensor]:
+    tokens, *heads = v.shape
+    return [torch.empty(tokens, maps.channels, *heads, dtype=v.dtype, device=v.device)]
+
+
+def _flops(q: Tensor, v: Tensor, offsets: Tensor, max_len: int, maps: Maps, scores: int, values: int) -> float:
+    """So many products over dqk, and so many over dv for every channel."""
+    tokens, heads, dqk = q.shape
+    widths = scores * dqk + values * maps.channels * v.shape[2]
+    return 2.0 * heads * widths * causal_pairs(offsets, tokens, max_len)
+
+
+GRAPH_OPERATOR = GraphOperator(
+    "fuxi_attention",
+    _graph_forward,
+    _graph_backward,
+    fake=_graph_fake,
+    gradients=("q", "k", "v", "maps.position", "maps.time", "maps.decay"),
+    # Q K^T, and each channel times V
+    flops=lambda q, v, offsets, max_len, maps: _flops(q, v, offsets, max_len, maps, 1, 1),
+    # Q K^T once more, dQ and dK; of each channel its own gradient and its part of dV
+    backward_flops=lambda q, v, offsets, max_len, maps: _flops(q, v, offsets, max_len, maps, 3, 2),
+)

@@ -8,6 +8,7 @@ A backend is anything with these three, none of which records a graph:
 v and dv may be strided views; y [T, C, H, dv] is dense.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -83,10 +84,46 @@ class FuxiAttentionFunction(torch.autograd.Function):
         q, k, v, position, time, decay, times, next_times, offsets, num_targets = ctx.saved_tensors
         maps = replace(ctx.maps, position=position, time=time, decay=decay, times=times, next_times=next_times)
         mask = replace(ctx.mask, num_targets=num_targets)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        semantic = semantic_kernels(q.device)
-        semantic.backward(dy[:, -1], q, k, v, offsets, ctx.max_len, NO_BIAS, mask, dq, dk, dv)
-        gradients: MapGradients = (None, None, None)
-        if maps.channels > 1:
-            gradients = ctx.kernels.backward(dy, v, offsets, ctx.max_len, maps, mask, dv)
-        return dq, dk, dv, *gradients, None, None, None, None, None
+        return *gradients(ctx.kernels, dy, q, k, v, offsets, ctx.max_len, maps, mask), *[None] * 5
+
+
+def gradients(
+    kernels: Kernels,
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_len: int,
+    maps: Maps,
+    mask: Mask,
+) -> list[Tensor | None]:
+    """Of q, k, v, the position table, the time table and the decay."""
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    semantic_kernels(q.device).backward(dy[:, -1], q, k, v, offsets, max_len, NO_BIAS, mask, dq, dk, dv)
+    of_maps: MapGradients = (None, None, None)
+    if maps.channels > 1:
+        of_maps = kernels.backward(dy, v, offsets, max_len, maps, mask, dv)
+    return [dq, dk, dv, *of_maps]
+
+
+def differentiated(
+    run: Callable[..., Tensor],
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_len: int,
+    maps: Maps,
+    mask: Mask,
+) -> list[Tensor | None]:
+    """The same of what has no kernels: `run` once more with a graph."""
+    tables = (maps.position, maps.time, maps.decay)
+    own: list[Tensor | None] = [None if leaf is None else leaf.detach().requires_grad_() for leaf in (q, k, v, *tables)]
+    position, time, decay = own[3:]
+    leaves = [leaf for leaf in own if leaf is not None]
+    with torch.enable_grad():
+        y = run(*leaves[:3], offsets, max_len, replace(maps, position=position, time=time, decay=decay), mask)
+    found = iter(torch.autograd.grad(y, leaves, dy, allow_unused=True, materialize_grads=True))
+    return [None if leaf is None else next(found).contiguous() for leaf in own]

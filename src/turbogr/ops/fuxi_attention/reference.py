@@ -53,7 +53,7 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_len: 
         _attend_row(q[start:stop], k[start:stop], v[start:stop], slice(start, stop), max_len, maps, mask, count)
         for start, stop, count in zip(bounds, bounds[1:], targets, strict=False)
     ]
-    return torch.cat([v.new_zeros(0, maps.channels, *v.shape[1:]), *rows])
+    return torch.cat([torch.stack([v[:0]] * maps.channels, dim=1), *rows])
 
 
 def _attend_row(

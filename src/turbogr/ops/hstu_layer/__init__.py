@@ -1,7 +1,7 @@
 """A whole HSTU layer on jagged tokens, forward and backward fused around its attention.
 
 [u | v | q | k] = SiLU(norm(x) W)
-y = A v                                         A as in `turbogr.ops.hstu_attention`
+y = A v                                         A and its mask as in `turbogr.ops.hstu_attention`
 out = x + dropout(u * norm(y)) Wo^T + b         norm: LayerNorm without affine parameters
 
 T tokens, B rows, H heads, D width
@@ -13,10 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from turbogr.ops import native
-from turbogr.ops.dropout import Noise, mask_of
+from turbogr.ops import hstu_attention, native
+from turbogr.ops.dropout import Noise, check_noise, mask_of
 from turbogr.ops.graph_operator import GraphOperator, watched
-from turbogr.ops.hstu_attention import causal_pairs, check_rows
+from turbogr.ops.hstu_attention import causal_pairs, check_bias, check_rows
+from turbogr.ops.hstu_attention.autograd import Kernels
 from turbogr.ops.hstu_attention.reference import Bias, Mask
 from turbogr.ops.hstu_layer import cpu, fused
 from turbogr.ops.hstu_layer.autograd import compute_type, run_layer
@@ -45,9 +46,14 @@ PASSES: dict[str, Callable[[Tensor, torch.dtype], Passes]] = {
 """By a backend's name, for x and the type that its GEMMs compute in."""
 
 
-def _run(name: str, x: Tensor, weights: Weights, layer: Layer) -> Tensor:
+def _run(name: str, x: Tensor, weights: Weights, layer: Layer, backend: str | None) -> Tensor:
     dtype = compute_type(x)
-    return run_layer(PASSES[name](x, dtype), x.contiguous(), weights, layer, dtype)
+    return run_layer(PASSES[name](x, dtype), x.contiguous(), weights, layer, dtype, _attention(x.device, backend))
+
+
+def _attention(device: torch.device, backend: str | None) -> Kernels:
+    """Of the backend that was asked for: what is called "fused" here is torch alone, as the attention's "tiles" are."""
+    return hstu_attention.kernels(device, "tiles" if backend == "fused" else backend)
 
 
 OPERATOR = register(
@@ -55,7 +61,7 @@ OPERATOR = register(
     Backend("triton", functools.partial(_run, "triton"), rejects_triton),
     Backend("cpu", functools.partial(_run, "cpu"), native.rejects("hstu_layer")),
     Backend("fused", functools.partial(_run, "fused")),
-    Backend("reference", layer_reference),
+    Backend("reference", lambda x, weights, layer, backend: layer_reference(x, weights, layer)),
 )
 
 
@@ -73,6 +79,10 @@ def hstu_layer(
     times: Tensor | None = None,
     next_times: Tensor | None = None,
     bucket_width: float = 0.301,
+    num_targets: Tensor | None = None,
+    num_context: int = 0,
+    window: int | None = None,
+    context_sees_history: bool = False,
     dropout: float = 0.0,
     noise: Noise | None = None,
     layer: int = 0,
@@ -86,10 +96,12 @@ def hstu_layer(
         uvqk: [D, 4 D]. out_weight: [D, D]. out_bias: [D].
         heads: D is split among them.
         max_len, position_bias, time_bias, times, next_times, bucket_width: see `hstu_attention`.
+        num_targets, num_context, window, context_sees_history: who sees whom, see there too.
         dropout: rate, where `noise` says whose tokens these are; None of it evaluates.
         layer: number of the layer among the mask's.
         recompute: keep nothing but x for the backward, which then runs the forward up to the attention again.
-        backend: triton | cpu | fused | reference; None picks.
+        backend: triton | cpu | fused | reference, of the attention too ("fused" is torch alone, with its "tiles"); None
+            picks each on its own.
 
     Example:
         >>> x = torch.randn(5, 8); offsets = torch.tensor([0, 3, 5])
@@ -101,28 +113,28 @@ def hstu_layer(
     if uvqk.shape != (width, 4 * width) or out_weight.shape != (width, width) or out_bias.shape != (width,):
         shapes = f"{list(uvqk.shape)}, {list(out_weight.shape)} and {list(out_bias.shape)}"
         raise ValueError(f"weights {shapes} do not fit x [T, {width}]: [D, 4 D], [D, D] and [D] are wanted.")
-    if width % heads:
+    if heads < 1 or width % heads:
         raise ValueError(f"width {width} is not a multiple of heads {heads}.")
-    if position_bias is not None and position_bias.shape != (max_len,):
-        raise ValueError(f"position_bias has shape {list(position_bias.shape)}, max_len {max_len} wants [{max_len}].")
-    if time_bias is not None and (times is None or next_times is None):
-        raise ValueError("time_bias needs times and next_times.")
     bias = Bias(position_bias, time_bias, times, next_times, bucket_width)
-    setting = Layer(offsets, heads, max_len, bias, mask_of(dropout, noise, layer), recompute)
+    check_bias(bias, len(x), max_len)
+    check_noise(dropout, noise, len(x))
+    mask = Mask(num_targets, num_context, window, context_sees_history)
+    setting = Layer(offsets, heads, max_len, bias, mask_of(dropout, noise, layer), recompute, mask)
     if watched():
         return GRAPH_OPERATOR(x, Weights(uvqk, out_weight, out_bias), setting, compute_type(x), backend)
-    check_rows(len(x), offsets, max_len, Mask())
+    check_rows(len(x), offsets, max_len, mask)
     chosen, _ = OPERATOR.pick(x.device, backend)
-    out: Tensor = chosen.run(x, Weights(uvqk, out_weight, out_bias), setting)
+    out: Tensor = chosen.run(x, Weights(uvqk, out_weight, out_bias), setting, backend)
     return out
 
 
 def _graph_forward(x: Tensor, weights: Weights, layer: Layer, dtype: torch.dtype, backend: str | None) -> list[Tensor]:
-    check_rows(len(x), layer.offsets, layer.max_len, Mask())
+    check_rows(len(x), layer.offsets, layer.max_len, layer.mask)
     name = OPERATOR.pick(x.device, backend)[0].name
     if name == "reference":
         return [layer_reference(x, weights, layer)]
-    out, kept = forward(PASSES[name](x, dtype), x.contiguous(), weights.to(dtype), layer)
+    attention = _attention(x.device, backend)
+    out, kept = forward(PASSES[name](x, dtype), attention, x.contiguous(), weights.to(dtype), layer)
     return [out] if layer.recompute else [out, *kept]
 
 
@@ -139,7 +151,8 @@ def _graph_backward(
     if name == "reference":
         return reference_gradients(dout, x, weights, layer)
     passes, again = PASSES[name](x, dtype), Kept(*kept) if kept else None
-    found = backward(passes, dout.contiguous(), x.contiguous(), again, weights.to(dtype), layer)
+    attention = _attention(x.device, backend)
+    found = backward(passes, attention, dout.contiguous(), x.contiguous(), again, weights.to(dtype), layer)
     return list(found.to(weights.types))
 
 

@@ -17,9 +17,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from turbogr.ops import hstu_attention
 from turbogr.ops.dropout.reference import Mask as Dropout
 from turbogr.ops.gemm import gemm
+from turbogr.ops.hstu_attention.autograd import Kernels
 from turbogr.ops.hstu_attention.reference import Bias, Mask
 
 EPS = 1e-6
@@ -49,6 +49,7 @@ class Layer:
     bias: Bias
     dropout: Dropout | None = None
     recompute: bool = False
+    mask: Mask = Mask()
 
 
 class Kept(NamedTuple):
@@ -109,17 +110,19 @@ class Passes(Protocol):
 
 
 @torch.no_grad()
-def forward(passes: Passes, x: Tensor, weights: Weights, layer: Layer) -> tuple[Tensor, Kept]:
+def forward(passes: Passes, attention: Kernels, x: Tensor, weights: Weights, layer: Layer) -> tuple[Tensor, Kept]:
     """out [T, D] and what the backward wants; `weights` are in the type of the GEMMs but for the bias."""
-    kept = _up_to_attention(passes, x, weights, layer)
+    kept = _up_to_attention(passes, attention, x, weights, layer)
     gated = passes.gate(*kept, layer.dropout)
     return passes.residual(x, gemm(gated, weights.out.T), weights.bias), kept
 
 
 @torch.no_grad()
-def backward(passes: Passes, dout: Tensor, x: Tensor, kept: Kept | None, weights: Weights, layer: Layer) -> Gradients:
+def backward(
+    passes: Passes, attention: Kernels, dout: Tensor, x: Tensor, kept: Kept | None, weights: Weights, layer: Layer
+) -> Gradients:
     """`kept` None: it is computed again. Gradients of the weights are in the type of the GEMMs."""
-    z, y = kept or _up_to_attention(passes, x, weights, layer)
+    z, y = kept or _up_to_attention(passes, attention, x, weights, layer)
     dtype = weights.uvqk.dtype
     narrow = dout.to(dtype)
     dz = torch.empty_like(z)
@@ -128,8 +131,8 @@ def backward(passes: Passes, dout: Tensor, x: Tensor, kept: Kept | None, weights
     del narrow, gated
     dv, dq, dk = _heads(dz[:, x.shape[1] :], layer.heads)
     v, q, k = _heads(passes.activate(z), layer.heads)
-    kernels = hstu_attention.kernels(x.device)
-    tables = kernels.backward(dy.view(y.shape), q, k, v, layer.offsets, layer.max_len, layer.bias, Mask(), dq, dk, dv)
+    facts = layer.offsets, layer.max_len, layer.bias, layer.mask
+    tables = attention.backward(dy.view(y.shape), q, k, v, *facts, dq, dk, dv)
     del q, k, v, dy
     passes.activate_backward(z, dz)
     duvqk = gemm(passes.norm(x, dtype).T, dz)
@@ -137,11 +140,10 @@ def backward(passes: Passes, dout: Tensor, x: Tensor, kept: Kept | None, weights
     return Gradients(dx, duvqk, dout_weight, passes.column_sums(dout), *tables)
 
 
-def _up_to_attention(passes: Passes, x: Tensor, weights: Weights, layer: Layer) -> Kept:
+def _up_to_attention(passes: Passes, attention: Kernels, x: Tensor, weights: Weights, layer: Layer) -> Kept:
     z = gemm(passes.norm(x, weights.uvqk.dtype), weights.uvqk)
     v, q, k = _heads(passes.activate(z), layer.heads)
-    kernels = hstu_attention.kernels(x.device)
-    return Kept(z, kernels.forward(q, k, v, layer.offsets, layer.max_len, layer.bias, Mask()))
+    return Kept(z, attention.forward(q, k, v, layer.offsets, layer.max_len, layer.bias, layer.mask))
 
 
 def _heads(x: Tensor, heads: int) -> tuple[Tensor, ...]:

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from turbogr.ops.dropout.reference import drop
-from turbogr.ops.hstu_attention.reference import Mask, attend_reference
+from turbogr.ops.hstu_attention.reference import attend_reference
 from turbogr.ops.hstu_layer.layer import EPS, Layer, Weights
 
 
 def layer_reference(x: Tensor, weights: Weights, layer: Layer) -> Tensor:
     u, v, q, k = torch.nn.functional.silu(norm(x) @ weights.uvqk).chunk(4, dim=1)
     q, k, v = (part.view(len(x), layer.heads, x.shape[1] // layer.heads) for part in (q, k, v))
-    y = attend_reference(q, k, v, layer.offsets, layer.max_len, layer.bias, Mask())
+    y = attend_reference(q, k, v, layer.offsets, layer.max_len, layer.bias, layer.mask)
     gated = u * norm(y.flatten(1))
     if layer.dropout is not None:
         gated = drop(gated, layer.dropout)
