@@ -101,7 +101,7 @@ def measure(settings: Settings) -> Part:
 
 def _measure_shape(name: str, shape: Shape, settings: Settings, part: Part) -> None:
     large = shape.cap > 1000
-    rounds = (2 if large else 5) if settings.quick else (5 if large else 15)
+    rounds = (2 if large else 5) if settings.quick else (5 if large else 41)
     variants = {n: variant(name, n) for n in ("ours", "eager")}
     seconds = seconds_of({**variants, **gemm_variants()}, rounds)
     best = median(seconds, "ours")
