@@ -20,35 +20,35 @@ PUBLISHED = {
 RECTOOLS = {"hstu": (0.3226, 0.1880), "sasrec": (0.2877, 0.1622), "hstu-large": (0.3642, 0.2164)}
 """What the public code and RecTools publish, in the order of METRICS."""
 OPERATORS = {
-    "attention_ml1m_1head_x": "HSTU attention, ML-1M lengths, 1 head of 50: times padded eager",
-    "attention_ml1m_2heads_x": "the same, 2 heads of 25",
-    "attention_kuairand_x": "the same, KuaiRand lengths to 2048, 4 heads of 64",
-    "attention_kuairand_gemm_share": "of the best GEMM's rate, there",
-    "attention_kuairand_memory_ratio": "peak memory above the inputs / output and gradients, there",
-    "attention_avx2_share": "AVX2 code's rate / AVX-512 code's, there",
-    "attention_bf16_x": "bf16: times fp32, there",
-    "attention_one_user_two_cores_x": "one user of 32,768 tokens: two cores, times one",
-    "fuxi_ml1m_x": "FuXi's three channels, ML-1M lengths: times padded eager",
-    "fuxi_kuairand_x": "the same, KuaiRand lengths",
-    "fuxi_kuairand_gemm_share": "of the best GEMM's rate, there",
+    "attention_ml1m_1head_x": "HSTU attention, ML-1M, 1 head of 50: times padded eager",
+    "attention_ml1m_2heads_x": "HSTU attention, ML-1M, 2 heads of 25: times padded eager",
+    "attention_kuairand_x": "HSTU attention, KuaiRand, 4 heads of 64: times padded eager",
+    "attention_kuairand_gemm_share": "HSTU attention, KuaiRand: share of the best GEMM's rate",
+    "attention_kuairand_memory_ratio": "HSTU attention, KuaiRand: peak memory above the inputs / output and gradients",
+    "attention_avx2_share": "HSTU attention, KuaiRand: AVX2 code's rate / AVX-512 code's",
+    "attention_bf16_x": "HSTU attention, KuaiRand, bf16: times fp32",
+    "attention_one_user_two_cores_x": "HSTU attention, one user of 32,768 tokens, two cores: times one",
+    "fuxi_ml1m_x": "FuXi's channels, ML-1M: times padded eager",
+    "fuxi_kuairand_x": "FuXi's channels, KuaiRand: times padded eager",
+    "fuxi_kuairand_gemm_share": "FuXi's channels, KuaiRand: share of the best GEMM's rate",
     "loss_4k_x": "sampled softmax, 3,883 items: times the gathered form",
-    "loss_4k_chunked_x": "times the best chunked torch form",
-    "loss_1m_x": "the same, a million items: times the gathered form",
-    "loss_1m_chunked_x": "times the best chunked torch form",
-    "loss_1m_copy_share": "bytes moved a second / a copy's, there",
+    "loss_4k_chunked_x": "sampled softmax, 3,883 items: times the best chunked torch form",
+    "loss_1m_x": "sampled softmax, a million items: times the gathered form",
+    "loss_1m_chunked_x": "sampled softmax, a million items: times the best chunked torch form",
+    "loss_1m_copy_share": "sampled softmax, a million items: bytes moved a second / a copy's",
     "lookup_forward_x": "lookup in 8 tables, forward: times the padded loop",
-    "lookup_forward_copy_share": "bytes read and written a second / a copy's, there",
-    "lookup_backward_x": "backward: times the padded loop",
-    "table_step_x": "a step of a 10 million x 64 table, as the trainer does it: times torch's sparse optimizers",
-    "table_step_fused_x": "the same, the gradients' sums fused with the update",
-    "layer_x": "an HSTU layer, D=512, KuaiRand lengths: times its padded twin",
-    "layer_gemm_share": "of the best GEMM's rate, fp32",
-    "layer_bf16_gemm_share": "of the best GEMM's rate, bf16",
-    "layer_memory_ratio": "memory / the padded twin's",
+    "lookup_forward_copy_share": "lookup in 8 tables, forward: bytes read and written a second / a copy's",
+    "lookup_backward_x": "lookup in 8 tables, backward: times the padded loop",
+    "table_step_x": "a step of a 10M x 64 table, as the trainer does it: times torch's sparse optimizers",
+    "table_step_fused_x": "a step of a 10M x 64 table, sums and update fused: times torch's sparse optimizers",
+    "layer_x": "an HSTU layer, D=512, KuaiRand: times its padded twin",
+    "layer_gemm_share": "an HSTU layer, fp32: share of the best GEMM's rate",
+    "layer_bf16_gemm_share": "an HSTU layer, bf16: share of the best GEMM's rate in bf16",
+    "layer_memory_ratio": "an HSTU layer: memory / the padded twin's",
     "step_hstu_x": "a training step of hstu.toml, reading included: times the public padded step",
-    "step_hstu_large_x": "the same, hstu-large.toml",
+    "step_hstu_large_x": "a training step of hstu-large.toml: times the public padded step",
     "max_rel_error": "largest relative error against float64, fp32",
-    "max_rel_error_bf16": "the same, bf16",
+    "max_rel_error_bf16": "largest relative error against float64, bf16",
 }
 """Figures of benchmarks.ops that are shown, and what they are."""
 
@@ -191,14 +191,15 @@ def ops() -> list[str]:
 
 
 def plot_ratios(figures: dict[str, Any]) -> None:
-    shown = [(text, figures[key]) for key, text in OPERATORS.items() if key.endswith("_x") and figures.get(key)]
-    figure, axes = figure_of(8, 0.34 * len(shown) + 1)
-    axes.barh([text for text, _ in shown][::-1], [value for _, value in shown][::-1], color="C0")
+    shown = [(text, figures[key]) for key, text in OPERATORS.items() if key.endswith("_x") and figures.get(key)][::-1]
+    figure, axes = figure_of(9, 0.3 * len(shown) + 0.8)
+    places = range(len(shown))
+    axes.barh(places, [value for _, value in shown], color="C0")
+    axes.set_yticks(places, [text for text, _ in shown], fontsize=7)
     axes.set_xscale("log")
-    axes.axvline(1, color="black", lw=0.8)
-    axes.set_xlabel("times faster (or smaller) than the baseline, logarithmic")
-    axes.tick_params(axis="y", labelsize=7)
-    for place, (_, value) in enumerate(shown[::-1]):
+    axes.set_xlim(1, 2 * max(value for _, value in shown))
+    axes.set_xlabel("times as fast, logarithmic", fontsize=8)
+    for place, (_, value) in enumerate(shown):
         axes.text(value, place, f" {value:.1f}", va="center", fontsize=7)
     figure.tight_layout()
     figure.savefig(ROOT / "docs" / "operators.png", dpi=110)
@@ -240,6 +241,8 @@ def plain(prefix: str, title: str, text: str, command: str) -> list[str]:
 
 
 def show(value: Any) -> str:
+    if isinstance(value, float) and 0 < abs(value) < 1e-4:
+        return f"{value:.1e}"
     return f"{value:,.4f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
@@ -261,7 +264,7 @@ def summary() -> list[str]:
                 lines.append(f"| training {name}, tokens per second against RecTools | {f[f'peer_{name}_x']:.1f}x |")
     for name, results in ml1m_runs().items():
         lines.append(
-            f"| ML-1M, {name} ties, {len(results)} seeds: HR@10 / NDCG@10, best epoch | "
+            f"| ML-1M, {name}, seeds: {len(results)}; HR@10 / NDCG@10 of the best epoch | "
             f"{mean_and_spread(results, 'best', 'hr@10')} / {mean_and_spread(results, 'best', 'ndcg@10')} |"
         )
     for result in newest("demo_quality"):
