@@ -8,6 +8,7 @@ from torch import Tensor
 
 from benchmarks.baselines import padded_hstu
 from benchmarks.ops_measure import (
+    ONLY_FULL,
     Part,
     Settings,
     Worker,
@@ -113,8 +114,8 @@ def _measure_shape(name: str, shape: Shape, settings: Settings, part: Part) -> N
         "ms": milliseconds(seconds),
         "gemm_gflops": gemm_rate(seconds) / 1e9,
     }
-    if large and settings.quick:
-        part.missing(f"attention_{name}_memory_ratio", "only the full run measures memory at this size")
+    if settings.quick:
+        part.missing([f"attention_{name}_memory_ratio", f"attention_{name}_memory_x"], ONLY_FULL)
         return
     answer = attention_inputs(shape.lengths(), shape.cap, shape.heads, shape.dim).answer_bytes
     peaks = {n: peak_bytes("benchmarks.ops_attention:variant", shape=name, name=n) for n in ("ours", "eager")}

@@ -115,7 +115,7 @@ def measure(settings: Settings) -> Part:
 
 def _measure_shape(name: str, shape: Shape, settings: Settings, part: Part) -> None:
     large = shape.cap > 1000
-    rounds = (2 if large else 5) if settings.quick else (5 if large else 15)
+    rounds = (1 if large else 3) if settings.quick else (5 if large else 15)
     x = inputs(shape.lengths(), shape.cap, shape.heads, shape.dim)
     variants: dict[str, Callable[[], Any]] = {
         "ours": lambda: ours(x),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from benchmarks.baselines import padded_hstu
 from benchmarks.ops_measure import (
+    ONLY_FULL,
     TOLERANCE,
     Part,
     Settings,
@@ -140,8 +141,12 @@ def measure(settings: Settings) -> Part:
         part.figures["layer_bf16_gemm_share"] = shape.layer_flops() / median(seconds, "ours_bf16") / rates["bfloat16"]
     else:
         part.missing("layer_bf16_gemm_share", "this processor does not compute bf16 in hardware")
-    peaks = {name: peak_bytes("benchmarks.ops_layer:variant", name=name, quick=settings.quick) for name in names[:2]}
-    part.figures["layer_memory_ratio"] = peaks["ours"] / peaks["twin"]
+    peaks: dict[str, int] = {}
+    if settings.quick:
+        part.missing("layer_memory_ratio", ONLY_FULL)
+    else:
+        peaks = {name: peak_bytes("benchmarks.ops_layer:variant", name=name) for name in names[:2]}
+        part.figures["layer_memory_ratio"] = peaks["ours"] / peaks["twin"]
     part.details["layer"] = {
         "lengths": shape.lengths().tolist(),
         "ms": milliseconds(seconds),

@@ -17,6 +17,7 @@ from benchmarks.common import ROOT, interleaved, summary, timed
 
 GEMM_SIZE = 2048
 COPY_BYTES = 64 << 20
+ONLY_FULL = "only the full run measures memory, each variant in a process of its own"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
