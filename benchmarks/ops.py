@@ -71,7 +71,8 @@ def main() -> int:
             whole.figures[key] = max((error for name, error in errors.items() if type_of(name) == dtype), default=0.0)
         else:
             whole.missing(key, "nothing could be run")
-    name = "ops" if not arguments.only else "ops-" + "-".join(chosen)
+    whole_run = {"cpu": "ops", "cuda": "ops-cuda"}[arguments.device]
+    name = "-".join(["ops", *chosen]) if arguments.only else whole_run
     figures = {**whole.figures, "reasons": whole.reasons}
     finish(name, arguments, figures, {"details": whole.details, "errors": errors, "threads": torch.get_num_threads()})
     return 0
