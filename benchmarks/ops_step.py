@@ -23,7 +23,6 @@ from benchmarks.ml1m import store_of
 from benchmarks.ops_measure import Part, Settings, milliseconds, relative_error, seconds_of
 from benchmarks.ops_shapes import Shape, event_times
 from turbogr.config import Config, load
-from turbogr.data.batching import plan_epoch
 from turbogr.data.loader import Batch, read_batch
 from turbogr.data.prepare import prepare_frame
 from turbogr.data.store import Store
@@ -101,7 +100,7 @@ def _measure_model(model: str, name: str, store: Path, scratch: Path, settings: 
 def endless(trainer: Trainer) -> Iterator[dict[str, Any]]:
     """The run's steps, one epoch after the other, without their evaluations."""
     while True:
-        yield from trainer.steps(plan_epoch(trainer.pairs, trainer.progress.epoch, trainer.config.train))
+        yield from trainer.steps(trainer.plan(trainer.progress.epoch))
         trainer.progress.epoch, trainer.progress.batches = trainer.progress.epoch + 1, 0
 
 
@@ -135,9 +134,11 @@ def random_store(folder: Path, users: int) -> Path:
 
 def _batches(trainer: Trainer, count: int, users: int | None = None) -> list[Batch]:
     """The first batches of the run."""
-    plan = plan_epoch(trainer.pairs, 0, trainer.config.train)
+    plan = trainer.plan(0)
     history = trainer.config.model.max_history
-    return [read_batch(trainer.store, trainer.split, plan.batch(n)[:users], 0, history) for n in range(count)]
+    chosen = [plan.batches(n, n + 1) for n in range(count)]
+    first = [rows.take(np.arange(len(rows))[:users]) for rows in chosen]
+    return [read_batch(trainer.store, trainer.split, rows, history) for rows in first]
 
 
 def _positions(batch: Batch) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from turbogr.errors import ConfigError
+from turbogr.launch import local_ranks
 
 _DATASHEET = {
     # Dense bf16 rates without sparsity in FLOP/s, whatever a run's dtype: MFU is judged against them. The first that
@@ -102,8 +103,8 @@ def cores() -> int:
 
 
 def set_threads(threads: int) -> int:
-    """Compute with that many CPU threads, 0 for one per core; answers the number."""
-    threads = threads or cores()
+    """Compute with that many CPU threads, 0 for this rank's share of the cores; answers the number."""
+    threads = threads or max(cores() // local_ranks(), 1)
     torch.set_num_threads(threads)
     return threads
 

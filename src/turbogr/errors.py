@@ -24,6 +24,10 @@ class TrainingError(UserError):
     """A run that had to stop: a non-finite loss, no memory left."""
 
 
+class SaidByAll(UserError):
+    """An error that every rank of a run raises; one of them need say it."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the nearest known name, or nothing."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

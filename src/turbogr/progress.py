@@ -20,8 +20,9 @@ def console() -> Console:
 class Bar:
     """One task's progress. `update(done, note)` may be called as often as wanted."""
 
-    def __init__(self, what: str, total: int | None, live: bool) -> None:
+    def __init__(self, what: str, total: int | None, live: bool, silent: bool = False) -> None:
         self.what = what
+        self._silent = silent
         self.total = total
         self._begin = self._last = time.monotonic()
         self._progress: Progress | None = None
@@ -30,6 +31,8 @@ class Bar:
 
     def update(self, done: int, note: str = "") -> None:
         now = time.monotonic()
+        if self._silent:
+            return
         if self._live:
             if self._progress is None and now - self._begin > PATIENCE_S:
                 self._progress = _live_bar()
@@ -44,6 +47,8 @@ class Bar:
 
     def write(self, line: str) -> None:
         """A line that stays, above a live bar."""
+        if self._silent:
+            return
         if self._progress is not None:
             self._progress.console.print(line, highlight=False, markup=False)
         else:
@@ -64,9 +69,9 @@ class Bar:
 
 
 @contextmanager
-def bar(what: str, total: int | None = None) -> Iterator[Bar]:
-    """`with bar("evaluate", total=100) as b: ... b.update(10)`."""
-    current = Bar(what, total, live=sys.stderr.isatty())
+def bar(what: str, total: int | None = None, *, silent: bool = False) -> Iterator[Bar]:
+    """`with bar("evaluate", total=100) as b: ... b.update(10)`; a silent one shows nothing."""
+    current = Bar(what, total, live=sys.stderr.isatty(), silent=silent)
     try:
         yield current
     finally:

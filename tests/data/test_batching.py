@@ -17,7 +17,7 @@ PAIRS = st.lists(st.integers(0, 30), min_size=1, max_size=60).filter(any)
 
 
 def batches(plan: EpochPlan) -> list[list[int]]:
-    return [plan.batch(number).tolist() for number in range(len(plan))]
+    return [plan.batches(number, number + 1).users.tolist() for number in range(len(plan))]
 
 
 @given(pairs=PAIRS, config=st.sampled_from((TrainConfig(batch_users=4), TrainConfig(batch_tokens=40))))

@@ -7,7 +7,7 @@ import torch
 
 from tests.support.tiny_store import tiny_store
 from turbogr.config import SplitConfig
-from turbogr.data.batching import training_pairs
+from turbogr.data.batching import Selection, training_pairs
 from turbogr.data.loader import Batch, read_batch
 from turbogr.data.split import make_split
 from turbogr.data.store import Store
@@ -22,7 +22,9 @@ def store_in(folder: Path) -> Store:
 
 
 def read(store: Store, users: list[int], max_history: int = 50, split: SplitConfig = WHOLE) -> Batch:
-    return read_batch(store, make_split(store, split), np.array(users), 7, max_history)
+    made = make_split(store, split)
+    rows = Selection.of(np.array(users), training_pairs(store, made, max_history)[users], first_number=7)
+    return read_batch(store, made, rows, max_history)
 
 
 def test_tokens_are_pairs_of_an_event_and_the_next(tmp_path: Path) -> None:
@@ -55,7 +57,7 @@ def test_nothing_at_or_after_the_end_of_training_is_read(tmp_path: Path) -> None
         made = make_split(store, split)
         pairs = training_pairs(store, made, 50)
         users = np.flatnonzero(pairs)
-        batch = read_batch(store, made, users, 0, 50)
+        batch = read_batch(store, made, Selection.of(users, pairs[users]), 50)
         assert batch.lengths == pairs[users].tolist()
         begin = 0
         for user, length in zip(users, batch.lengths, strict=True):
@@ -77,3 +79,14 @@ def test_a_batch_moves_as_a_whole(tmp_path: Path) -> None:
     batch = read(store_in(tmp_path), [1]).to(torch.device("meta"))
     columns = (batch.numbers, batch.offsets, batch.items, batch.targets, batch.times, batch.next_times)
     assert all(column.is_meta for column in columns) and batch.lengths == [4]
+
+
+def test_the_windows_of_a_user_are_its_pairs_cut_and_nothing_else(tmp_path: Path) -> None:
+    """Catches: a window that begins at the user's start, repeats a pair or drops the one at its edge."""
+    store = store_in(tmp_path)
+    split = make_split(store, WHOLE)
+    rows = Selection(np.array([1, 1]), np.array([0, 2]), np.array([2, 2]), np.array([4, 5]))
+    cut, whole = read_batch(store, split, rows, 50), read(store, [1])
+    for name in ("items", "targets", "times", "next_times"):
+        assert torch.equal(getattr(cut, name), getattr(whole, name)[:4])
+    assert cut.offsets.tolist() == [0, 2, 4] and cut.numbers.tolist() == [4, 5]

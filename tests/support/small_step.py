@@ -8,9 +8,12 @@ import torch
 
 from tests.support.tiny_store import tiny_store
 from turbogr.config import Config
-from turbogr.data.split import make_split, training_counts
+from turbogr.data.batching import Selection, training_pairs
+from turbogr.data.split import Split, make_split, training_counts
 from turbogr.data.store import Store
+from turbogr.ranks import ALONE
 from turbogr.tasks.retrieval import build_retrieval, build_table
+from turbogr.train.cost import WorkCost
 from turbogr.train.schedule import SequentialSchedule
 from turbogr.train.spans import Spans
 from turbogr.train.step import StepContext, StepSums, TrainStep
@@ -26,6 +29,11 @@ def random_store(folder: Path, lengths: list[int], seed: int = 0) -> Store:
     return tiny_store(folder, items, times, num_items=ITEMS)
 
 
+def whole_users(store: Store, split: Split, users: list[int], max_history: int) -> Selection:
+    """These users, numbered from 0 on."""
+    return Selection.of(np.array(users), training_pairs(store, split, max_history)[users])
+
+
 class SmallRun:
     """One model on one store; `step` runs the given micro-batches as one global step."""
 
@@ -34,7 +42,9 @@ class SmallRun:
         self.store, self.split = store, split
         self.task = build_retrieval(config, store.num_items, training_counts(store, split), CPU)
         self.table = build_table(config, store.num_items, CPU)
-        self.train = TrainStep(config, store, split, self.task, self.table, lambda step: 1.0, CPU)
+        self.pairs = training_pairs(store, split, config.model.max_history)
+        cost = WorkCost(config, CPU)
+        self.train = TrainStep(config, (store, split), self.task, self.table, lambda step: 1.0, CPU, ALONE, cost)
         self.schedule = SequentialSchedule(self.train.stages, Spans())
         self.done = 0
 
@@ -51,7 +61,8 @@ class SmallRun:
         sums, number, contexts = StepSums(), 0, []
         for index, users in enumerate(micro_batches):
             completes = index == len(micro_batches) - 1
-            contexts.append(StepContext(self.done, np.array(users), number, completes=completes, sums=sums))
+            rows = Selection.of(np.array(users), self.pairs[users], number)
+            contexts.append(StepContext(self.done, rows, completes=completes, sums=sums))
             number += len(users)
         return contexts
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.support.close import assert_close
 from tests.support.small_model import small_config
-from tests.support.small_step import ITEMS, SmallRun, random_store
+from tests.support.small_step import ITEMS, SmallRun, random_store, whole_users
 from tests.support.tiny_store import tiny_store
 from turbogr.config import Config, NegativesConfig, TablesConfig, TaskConfig, TrainConfig
 from turbogr.data.loader import read_batch
@@ -44,7 +44,7 @@ def hand_made(folder: Path, logq: bool) -> float:
     """
     store = tiny_store(folder / "s", [[0, 1, 2, 3]])
     split = make_split(store, Config().split)
-    batch = read_batch(store, split, np.array([0]), 0, 10)
+    batch = read_batch(store, split, whole_users(store, split, [0], 10), 10)
     sampler = PopularitySampler(np.array([2, 5, 1, 0]), 1.0)  # q = 3/12, 6/12, 2/12, 1/12
     config = Config(negatives=NegativesConfig(count=2, logq=logq), task=TaskConfig(temperature=0.5))
     task = RetrievalTask(config, Echo(), sampler, CPU)
@@ -99,7 +99,8 @@ def scorer_of(run: SmallRun) -> RetrievalScorer:
 def test_the_scorer_sees_what_training_saw_but_for_dropout(trained: SmallRun) -> None:
     """Catches: other positions or times in evaluation than in training, dropout left on, the wrong token answered."""
     queries = read_queries(trained.store, np.array([2, 4]), trained.split.train_end[[2, 4]] - 1, 12)
-    batch = read_batch(trained.store, trained.split, np.array([2, 4]), 0, 12)
+    both = whole_users(trained.store, trained.split, [2, 4], 12)
+    batch = read_batch(trained.store, trained.split, both, 12)
     rows = trained.table.lookup(batch.items)
     positions = torch.cat([torch.arange(length) for length in batch.lengths])
     sequences = Sequences(batch.offsets, positions, batch.times, batch.next_times, None)

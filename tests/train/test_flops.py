@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.support import padded
 from turbogr.config import ModelConfig, SasrecConfig
 from turbogr.models import build_encoder
-from turbogr.train.flops import paper_flops, training_flops
+from turbogr.train.flops import causal_pairs, paper_flops, training_flops
 
 
 def config(name: str = "hstu", **changed: Any) -> ModelConfig:
@@ -22,7 +22,7 @@ def test_the_causal_count_is_the_design_formula() -> None:
     lengths, dim = [1, 7, 100], 64
     gemm = sum(2 * n * dim * 4 * dim + 2 * n * dim * dim for n in lengths)
     attention = sum(4 * dim * n * (n + 1) // 2 for n in lengths)
-    assert training_flops(config(), np.array(lengths)) == 3 * (3 * gemm + 3.5 * attention)
+    assert training_flops(config(), sum(lengths), causal_pairs(np.array(lengths))) == 3 * (3 * gemm + 3.5 * attention)
 
 
 def test_sasrec_counts_its_feed_forward_part() -> None:
@@ -30,7 +30,7 @@ def test_sasrec_counts_its_feed_forward_part() -> None:
     dim, hidden, length = 64, 200, 50
     gemm = 2 * length * dim * 4 * dim + 2 * 2 * length * dim * hidden
     attention = 4 * dim * length * (length + 1) // 2
-    got = training_flops(config("sasrec", sasrec=SasrecConfig(ffn_dim=hidden)), np.array([length]))
+    got = training_flops(config("sasrec", sasrec=SasrecConfig(ffn_dim=hidden)), length, length * (length + 1) / 2)
     assert got == 3 * (3 * gemm + 3.5 * attention)
 
 
@@ -62,4 +62,4 @@ def test_the_papers_count_has_the_papers_parameters(dim: int, blocks: int, share
 
 def test_an_encoder_without_a_formula_has_no_count() -> None:
     """Catches: a made-up MFU for a model that a package brought."""
-    assert training_flops(config("theirs"), np.array([3])) is None and paper_flops(config("theirs"), 1) is None
+    assert training_flops(config("theirs"), 3, 6) is None and paper_flops(config("theirs"), 1) is None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from turbogr.data.batching import Selection
 from turbogr.train.schedule import SequentialSchedule
 from turbogr.train.spans import Spans
 from turbogr.train.step import Stage, StepContext, StepSums
@@ -14,15 +15,20 @@ def recorder() -> tuple[list[tuple[str, int]], list[Stage]]:
     seen: list[tuple[str, int]] = []
 
     def note(name: str) -> Callable[[StepContext], None]:
-        return lambda context: seen.append((name, context.first_number))
+        return lambda context: seen.append((name, len(context.rows)))
 
     stages = [Stage("a", note("a")), Stage("b", note("b")), Stage("u", note("u"), once=True)]
     return seen, stages
 
 
+def rows_of(count: int) -> Selection:
+    """As many rows as the batch's number says."""
+    return Selection.of(np.zeros(count, np.int64), np.zeros(count, np.int64))
+
+
 def batches(*completes: bool) -> list[StepContext]:
     sums = StepSums()
-    return [StepContext(0, np.zeros(0), number, done, sums) for number, done in enumerate(completes)]
+    return [StepContext(0, rows_of(number), done, sums) for number, done in enumerate(completes)]
 
 
 def test_stages_run_in_order_per_batch_and_updates_once_per_step() -> None:

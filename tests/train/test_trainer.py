@@ -133,7 +133,7 @@ def test_a_checkpoint_of_another_format_version_is_refused(store: Store, tmp_pat
     assert newest is not None
     meta = json.loads((newest / "meta.json").read_text())
     (newest / "meta.json").write_text(json.dumps({**meta, "version": 99}))
-    with pytest.raises(UserError, match="format version 99, this turbogr reads version 1"):
+    with pytest.raises(UserError, match="format version 99, this turbogr reads version 2"):
         train(small_config(store, train__epochs=2), tmp_path / "run", resume=True)
 
 

@@ -12,10 +12,12 @@ import importlib
 import importlib.metadata
 import os
 import sys
+import time
 import traceback
 from typing import NamedTuple
 
-from turbogr.errors import UserError, did_you_mean
+from turbogr.errors import SaidByAll, UserError, did_you_mean
+from turbogr.launch import rank, world_size
 
 
 class Verb(NamedTuple):
@@ -49,6 +51,9 @@ SPIN = "3000"
 """How long OpenMP's threads spin for one another, read when torch is loaded. By default it is so long that a busy
 neighbour on one core makes training many times slower; this short it costs a few percent on a calm machine."""
 
+SPEAK_S = 1.0
+"""How long the other ranks wait before they end: torchrun ends all when one has, and rank 0 is to speak first."""
+
 QUICK_START = """\
 Quick start:
   turbogr data prepare movielens ml-1m.zip --out stores/ml-1m
@@ -72,6 +77,7 @@ def main(args: list[str] | None = None) -> int:
             if verb is None:
                 print(_overview(name))
             else:
+                _ensure_ranks(name)
                 getattr(importlib.import_module(verb.module), verb.function)(rest)
         sys.stdout.flush()
         return 0
@@ -94,6 +100,11 @@ def _split(args: list[str]) -> tuple[str, list[str]]:
     raise UserError(f"there is no verb {typed!r}{did_you_mean(typed, [*VERBS, *groups])}: `turbogr` alone lists them.")
 
 
+def _ensure_ranks(verb: str) -> None:
+    if verb != "train" and world_size() > 1:
+        raise SaidByAll(f"`turbogr {verb}` runs as one process: start it without torchrun.")
+
+
 def _overview(group: str = "") -> str:
     listed = {name: verb.summary for name, verb in VERBS.items() if name.startswith(group)}
     lines = [f"  turbogr {name:<14}{summary}" for name, summary in listed.items()]
@@ -108,6 +119,9 @@ def _failed(error: Exception, verb: Verb | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     sentence = _sentence(error, verb)
+    if isinstance(error, SaidByAll) and rank() > 0:
+        time.sleep(SPEAK_S)
+        return 2
     if sentence is None or os.environ.get("TURBOGR_TRACEBACK") == "1":
         traceback.print_exception(error)
     if sentence is None:
@@ -140,5 +154,7 @@ def _out_of_memory(error: Exception) -> bool:
 def _interrupted(error: KeyboardInterrupt) -> int:
     if os.environ.get("TURBOGR_TRACEBACK") == "1":
         traceback.print_exception(error)
+    if rank() > 0:
+        return 130
     print(f"turbogr: interrupted; {str(error) or 'nothing half-written is left'}.", file=sys.stderr)
     return 130

@@ -1,9 +1,8 @@
 """`turbogr train`."""
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +12,11 @@ from turbogr.cli.arguments import config_from
 from turbogr.cli.config import to_toml
 from turbogr.config import Config
 from turbogr.errors import ConfigError
+from turbogr.launch import world_size
 from turbogr.progress import console
+
+if TYPE_CHECKING:
+    from turbogr.ranks import Ranks
 
 SHOWN = ("hr@10", "hr@50", "hr@200", "ndcg@10", "ndcg@50", "mrr")
 
@@ -28,6 +31,8 @@ class TrainArgs:
       turbogr train configs/ml-1m/hstu.toml --dry-run                      parameters, FLOPs and memory, then stop
       turbogr train runs/hstu --resume                                     continue, bit for bit as if never stopped
       turbogr train configs/ml-1m/hstu.toml --seeds 0,1,2                  three runs, mean and spread
+      torchrun --nproc-per-node 4 -m turbogr train configs/demo.toml       four ranks, every one with the same work
+      torchrun --nproc-per-node 4 -m turbogr train configs/demo.toml --balance.strategy token-aware
     """
 
     out: Annotated[Path | None, arg(metavar="RUN")] = None
@@ -41,27 +46,46 @@ class TrainArgs:
 
 
 def run(args: list[str]) -> None:
-    config, chosen = config_from("train", TrainArgs, args)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ConfigError("training on several ranks is not supported yet: start `turbogr train` without torchrun.")
+    if world_size() == 1:
+        _run(args, *config_from("train", TrainArgs, args), None)
+        return
+    from turbogr.ranks import joined
+
+    with joined() as ranks:
+        with ranks.agreed():
+            config, chosen = config_from("train", TrainArgs, args)
+        _run(args, config, chosen, ranks)
+
+
+def _run(args: list[str], config: Config, chosen: TrainArgs, ranks: "Ranks | None") -> None:
     if chosen.dry_run:
-        _print_estimate(config)
+        if ranks is None or ranks.first:
+            _print_estimate(config)
         return
     # torch is loaded when there is something to do, so that --help is quick
     from turbogr.device import tune_allocator
+    from turbogr.ranks import ALONE
     from turbogr.train.seeds import train_seeds
     from turbogr.train.trainer import train
 
     tune_allocator()
+    ranks = ranks or ALONE
     folder = chosen.out or _default_folder(args)
-    run_folder = folder
     if chosen.seeds:
         seeds = _seeds(chosen.seeds)
-        _print_seeds(train_seeds(config, folder, seeds, resume=chosen.resume))
-        run_folder = folder / f"seed-{seeds[0]}"
-        console().print(f"{folder} holds a run per seed, and seeds.json.", highlight=False)
-    else:
-        _print_result(train(config, folder, resume=chosen.resume))
+        summary = train_seeds(config, folder, seeds, resume=chosen.resume, ranks=ranks)
+        if ranks.first:
+            _print_seeds(summary)
+            console().print(f"{folder} holds a run per seed, and seeds.json.", highlight=False)
+            _print_next(folder / f"seed-{seeds[0]}")
+        return
+    result = train(config, folder, resume=chosen.resume, ranks=ranks)
+    if ranks.first:
+        _print_result(result)
+        _print_next(folder)
+
+
+def _print_next(run_folder: Path) -> None:
     console().print(
         f"The run is in {run_folder} (config, metrics.jsonl, epochs.jsonl, tb, checkpoints, result).\n"
         f"Next: turbogr evaluate {run_folder}, or turbogr recommend {run_folder} --user ID",

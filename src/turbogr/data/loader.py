@@ -1,6 +1,6 @@
-"""Read the users of a batch from the store.
+"""Read the rows of a batch from the store.
 
-B users, T tokens: the last max_history + 1 training events of a user give its (event, next event) pairs
+B rows, T tokens: the last max_history + 1 training events of a user give its (event, next event) pairs
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from turbogr.data.batching import Selection
 from turbogr.data.split import Split
 from turbogr.data.store import Store, places_of
 
@@ -16,8 +17,8 @@ from turbogr.data.store import Store, places_of
 @dataclass(frozen=True)
 class Batch:
     users: np.ndarray  # int64 [B] index in the store
-    lengths: list[int]  # tokens of every user
-    numbers: Tensor  # int64 [B] number of the user in the global step
+    lengths: list[int]  # tokens of every row
+    numbers: Tensor  # int64 [B] number of the row in the global step
     offsets: Tensor  # int64 [B+1]
     items: Tensor  # int64 [T] the event
     targets: Tensor  # int64 [T] the next event
@@ -33,17 +34,16 @@ class Batch:
         return Batch(self.users, self.lengths, *(column.to(device, non_blocking=True) for column in columns))
 
 
-def read_batch(store: Store, split: Split, users: np.ndarray, first_number: int, max_history: int) -> Batch:
-    """The training pairs of `users`, in their order."""
-    last = split.train_end[users] - 1  # the last event is only a target
-    first = np.maximum(np.asarray(store.offsets[users]), last - max_history)
-    lengths = last - first
-    offsets, place = places_of(first, lengths)
+def read_batch(store: Store, split: Split, rows: Selection, max_history: int) -> Batch:
+    """The training pairs of `rows`, in their order."""
+    last = split.train_end[rows.users] - 1  # the last event is only a target
+    first = np.maximum(np.asarray(store.offsets[rows.users]), last - max_history) + rows.skips
+    offsets, place = places_of(first, rows.tokens)
     unit = store.manifest.time_units_per_second
     return Batch(
-        users=users,
-        lengths=lengths.tolist(),
-        numbers=torch.arange(first_number, first_number + len(users)),
+        users=rows.users,
+        lengths=rows.tokens.tolist(),
+        numbers=torch.from_numpy(rows.numbers),
         offsets=torch.from_numpy(offsets),
         items=torch.from_numpy(store.item[place].astype(np.int64)),
         targets=torch.from_numpy(store.item[place + 1].astype(np.int64)),

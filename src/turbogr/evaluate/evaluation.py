@@ -10,6 +10,7 @@ from turbogr.evaluate.card import Evaluation, make_card
 from turbogr.evaluate.metrics import retrieval_metrics
 from turbogr.evaluate.ranking import Scorer, draw_targets, rank_targets
 from turbogr.progress import bar
+from turbogr.ranks import ALONE, Ranks
 
 
 def evaluate(
@@ -22,11 +23,13 @@ def evaluate(
     max_history: int,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Metrics of every scorer on the same targets, with the card.
 
     `seed` draws the users where config.max_users asks for some only. `progress` is told a short note now and then, for
-    a caller that shows progress already; without it a bar of its own is shown.
+    a caller that shows progress already; without it a bar of its own is shown. Several `ranks` share the work and all
+    answer the same.
     """
     targets = draw_targets(split.targets(which), config.max_users, seed)
     card = make_card(store, split, which, targets, max_history=max_history, filter=config.filter, seed=seed)
@@ -49,6 +52,7 @@ def evaluate(
                 item_chunk=config.item_chunk,
                 filter=config.filter,
                 progress=tell,
+                ranks=ranks,
             )
             metrics[name] = retrieval_metrics(result.ranks)
             card["repeat_targets"] = result.repeat_targets

@@ -21,6 +21,7 @@ from turbogr.data.split import Targets
 from turbogr.data.store import Store
 from turbogr.errors import TrainingError
 from turbogr.evaluate.exclude import Exclude
+from turbogr.ranks import ALONE, Ranks
 
 Filter = Literal["visible", "history", "none"]
 FILTERS: dict[Filter, str] = {
@@ -84,22 +85,27 @@ def rank_targets(
     item_chunk: int,
     filter: Filter = "visible",
     progress: Callable[[int], None] = lambda done: None,
+    ranks: Ranks = ALONE,
 ) -> RankResult:
-    """The rank of every target among all items of the store; `progress` is told how many are done."""
+    """The rank of every target among all items of the store; `progress` is told how many are done.
+
+    Several `ranks` take whole batches in turns, so that a target is scored beside the same ones as by one process.
+    """
     goal = store.item[targets.event].astype(np.int64)
     # users whose targets share a chunk are ranked together, so that few chunks are scored twice
     order = np.argsort(goal // item_chunk, kind="stable")
-    ranks = np.zeros(len(targets), np.int64)
-    repeats = 0
-    for begin in range(0, len(order), batch_users):
-        rows = order[begin : begin + batch_users]
-        queries = read_queries(store, targets.user[rows], targets.event[rows], max_history)
-        seen = np.repeat(goal[rows], np.diff(queries.offsets)) == queries.item
-        repeats += len(np.unique(np.repeat(rows, np.diff(queries.offsets))[seen]))
-        exclude = history_exclusion(store, queries, targets.take(rows), goal[rows], filter)
-        ranks[rows] = _rank_batch(scorer, store, queries, goal[rows], exclude, item_chunk)
-        progress(begin + len(rows))
-    return RankResult(ranks, repeats)
+    found = np.zeros(len(targets) + 1, np.int64)  # and the repeats, last
+    with ranks.agreed():
+        for begin in range(ranks.rank * batch_users, len(order), ranks.world * batch_users):
+            rows = order[begin : begin + batch_users]
+            queries = read_queries(store, targets.user[rows], targets.event[rows], max_history)
+            seen = np.repeat(goal[rows], np.diff(queries.offsets)) == queries.item
+            found[-1] += len(np.unique(np.repeat(rows, np.diff(queries.offsets))[seen]))
+            exclude = history_exclusion(store, queries, targets.take(rows), goal[rows], filter)
+            found[rows] = _rank_batch(scorer, store, queries, goal[rows], exclude, item_chunk)
+            progress(begin + len(rows))
+    found = ranks.sum(found)
+    return RankResult(found[:-1], int(found[-1]))
 
 
 def history_exclusion(store: Store, queries: Queries, targets: Targets, goal: np.ndarray, filter: Filter) -> Exclude:

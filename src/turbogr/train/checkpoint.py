@@ -28,7 +28,7 @@ from turbogr.config import Config, to_dict
 from turbogr.errors import CheckpointError
 from turbogr.files import read_versioned, sha256, whole_folder
 
-FORMAT, VERSION = "turbogr-checkpoint", 1
+FORMAT, VERSION = "turbogr-checkpoint", 2
 FREE = (
     "log",
     "train.epochs",
@@ -38,8 +38,9 @@ FREE = (
     "evaluate",
     "device.name",
     "model.recompute",
+    "balance.rank_tokens",
 )
-"""Settings that a resumed run may change; every other one changes the numbers."""
+"""Settings that a resumed run may change, and the number of ranks; every other one changes the numbers."""
 
 
 @dataclass

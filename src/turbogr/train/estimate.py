@@ -11,8 +11,9 @@ import torch
 from turbogr.config import Config
 from turbogr.data.batching import plan_epoch, training_pairs
 from turbogr.data.split import make_split
+from turbogr.launch import world_size
 from turbogr.models import build_encoder
-from turbogr.train.flops import paper_flops, training_flops
+from turbogr.train.flops import causal_pairs, paper_flops, training_flops
 from turbogr.train.trainer import preflight
 
 FLOAT = 4
@@ -27,6 +28,7 @@ CANDIDATE_BYTES = 40
 @dataclass(frozen=True)
 class Estimate:
     users: int
+    """Rows of an epoch: users, or their windows."""
     pairs: int
     """Training tokens of one epoch."""
     steps_per_epoch: int
@@ -47,17 +49,17 @@ def estimate(config: Config) -> Estimate:
     store = preflight(config)
     split = make_split(store, config.split)
     pairs = training_pairs(store, split, config.model.max_history)
-    plan = plan_epoch(pairs, 0, config.train)
-    tokens = np.add.reduceat(pairs[plan.users], plan.bounds[:-1])
+    plan = plan_epoch(pairs, 0, config.train, config.balance)
+    tokens = np.add.reduceat(plan.tokens, plan.bounds[:-1])
     with torch.device("meta"):
         encoder = build_encoder(config.model, config.train.seed)
     dense = sum(parameter.numel() for parameter in encoder.parameters())
     dim = config.model.dim
     rows = store.num_items * dim
-    flops = training_flops(config.model, pairs[plan.users])
+    flops = training_flops(config.model, float(plan.tokens.sum()), causal_pairs(plan.tokens))
     paper = paper_flops(config.model, len(plan.users))
-    steps = -(-len(plan) // config.train.accumulate)
-    largest = int(tokens.max())
+    steps = -(-len(plan) // (config.train.accumulate * (config.balance.batches or world_size())))
+    largest = min(int(tokens.max()), config.balance.rank_tokens or int(tokens.max()))
     candidates = config.negatives.count + 1
     touched = min(store.num_items, largest * (candidates + 1))
     return Estimate(

@@ -30,21 +30,31 @@ def _sasrec(config: ModelConfig) -> tuple[float, float]:
 LAYERS: dict[str, Callable[[ModelConfig], tuple[float, float]]] = {"hstu": _hstu, "sasrec": _sasrec}
 
 
-def training_flops(config: ModelConfig, lengths: np.ndarray) -> float | None:
-    """Causal count of forward and backward over users of these lengths; None for an encoder without a formula."""
-    if config.name not in LAYERS:
+def layer_flops(config: ModelConfig) -> tuple[float, float] | None:
+    """(GEMM FLOPs per token, attention FLOPs per pair) of a layer's forward; None for an encoder without a formula."""
+    return LAYERS[config.name](config) if config.name in LAYERS else None
+
+
+def training_flops(config: ModelConfig, tokens: float, pairs: float) -> float | None:
+    """Causal count of forward and backward over rows of `tokens` tokens and `pairs` causal pairs in all."""
+    flops = layer_flops(config)
+    if flops is None:
         return None
-    per_token, per_pair = LAYERS[config.name](config)
+    per_token, per_pair = flops
+    return config.blocks * (GEMM_MULTIPLE * per_token * tokens + ATTENTION_MULTIPLE * per_pair * pairs)
+
+
+def causal_pairs(lengths: np.ndarray) -> float:
+    """(token, token that it sees) pairs of rows of these lengths: L (L + 1) / 2 each."""
     lengths = lengths.astype(np.float64)
-    pairs = float((lengths * (lengths + 1) / 2).sum())
-    gemm = GEMM_MULTIPLE * per_token * float(lengths.sum())
-    return config.blocks * (gemm + ATTENTION_MULTIPLE * per_pair * pairs)
+    return float((lengths * (lengths + 1) / 2).sum())
 
 
 def paper_flops(config: ModelConfig, users: int) -> float | None:
     """The TurboGR paper's count: 3 x (2 P L + layers * m * 2 * L^2 * D) for every user at the maximal history."""
-    if config.name not in LAYERS:
+    flops = layer_flops(config)
+    if flops is None:
         return None
-    per_token, per_pair = LAYERS[config.name](config)
+    per_token, per_pair = flops
     length = config.max_history
     return 3.0 * users * config.blocks * (per_token * length + per_pair * length * length)

@@ -8,10 +8,13 @@ from typing import Any
 from turbogr.config import Config
 from turbogr.errors import ConfigError
 from turbogr.files import write_json
+from turbogr.ranks import ALONE, Ranks
 from turbogr.train.trainer import train
 
 
-def train_seeds(config: Config, folder: Path, seeds: list[int], *, resume: bool) -> dict[str, Any]:
+def train_seeds(
+    config: Config, folder: Path, seeds: list[int], *, resume: bool, ranks: Ranks = ALONE
+) -> dict[str, Any]:
     """Runs in folder/seed-N; folder/seeds.json holds, for the last and the best epoch, mean and standard deviation."""
     if len(set(seeds)) != len(seeds):
         raise ConfigError(f"--seeds names a seed twice: {seeds}.")
@@ -20,12 +23,13 @@ def train_seeds(config: Config, folder: Path, seeds: list[int], *, resume: bool)
         target = folder / f"seed-{seed}"
         of_seed = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
         # a seed that the interrupted run had not begun starts now
-        results.append(train(of_seed, target, resume=resume and (target / "config.json").exists()))
+        results.append(train(of_seed, target, resume=resume and (target / "config.json").exists(), ranks=ranks))
     summary: dict[str, Any] = {"seeds": seeds, "card": results[0]["card"]}
     for which in ("last", "best"):
         if all(which in result for result in results):
             summary[which] = _spread([result[which]["metrics"] for result in results])
-    write_json(folder / "seeds.json", summary)
+    if ranks.first:
+        write_json(folder / "seeds.json", summary)
     return summary
 
 

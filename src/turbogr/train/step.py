@@ -3,12 +3,15 @@
     read, balance, sample, exchange_ids, wait_unique, lookup, forward_backward, exchange_grads      every (micro-)batch
     sync_replicas, update_rows, update_dense                                                        once per step
 
-A stage reads fields that earlier stages filled and fills its own. With one rank and a local table, balance,
-exchange_ids, wait_unique, exchange_grads and sync_replicas have nothing to do; they are named so that schedules and
-spans know their place.
+A stage reads fields that earlier stages filled and fills its own. balance is where ranks that read batches of their own
+swap rows. The sum of the dense gradients over the ranks starts at the end of forward_backward; sync_replicas sums the
+row gradients; the dense sum is awaited in update_rows, because no row may move where a dense gradient is not finite.
+With a local table exchange_ids and wait_unique have nothing to do; they are named so that schedules and spans know
+their place.
 """
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +20,9 @@ import torch
 from torch import Tensor
 
 from turbogr.config import Config
+from turbogr.data.batching import Selection
+from turbogr.data.dealing import Cost
+from turbogr.data.exchange import exchange_rows
 from turbogr.data.loader import Batch, read_batch
 from turbogr.data.split import Split
 from turbogr.data.store import Store
@@ -24,25 +30,40 @@ from turbogr.errors import TrainingError
 from turbogr.jagged import position_in_row, row_of_token
 from turbogr.ops.dropout import Noise
 from turbogr.ops.sampled_softmax import UniformDraws
+from turbogr.ranks import Ranks
 from turbogr.tables import LocalTable, RowGradients, Rows
 from turbogr.tasks.retrieval import RetrievalTask
+from turbogr.train.flops import causal_pairs
+from turbogr.train.replicas import Replicas, StepFacts
 
 
 @dataclass
 class StepSums:
-    """What the micro-batches of one step add up."""
+    """What the micro-batches of one step add up on this rank."""
 
     users: int = 0
     tokens: int = 0
     lengths: list[int] = field(default_factory=list)
-    """Tokens of every user."""
+    """Tokens of every row."""
     loss: float = 0.0
     row_gradients: list[RowGradients] = field(default_factory=list)
     bad_users: list[int] = field(default_factory=list)
     """Users with a non-finite loss."""
+    oversized: int = 0
+    """Rows that alone cost more than a rank's fair share."""
+    moved_tokens: int = 0
+    """Tokens that ranks swapped."""
+    begun: float = field(default_factory=time.perf_counter)
+    facts: StepFacts | None = None
+    """What all ranks said, from sync_replicas on."""
     grad_norm: float = math.nan
     skipped: bool = False
     """Nothing was updated, because a loss or a gradient was not finite."""
+
+    @property
+    def total(self) -> StepFacts:
+        assert self.facts is not None, "the ranks speak in sync_replicas"
+        return self.facts
 
 
 @dataclass
@@ -50,9 +71,7 @@ class StepContext:
     """One (micro-)batch on its way through the stages."""
 
     step: int
-    users: np.ndarray
-    first_number: int
-    """Number in the global step of this batch's first user."""
+    rows: Selection
     completes: bool
     """The last micro-batch of its step: the updates run after it."""
     sums: StepSums
@@ -60,7 +79,7 @@ class StepContext:
     noise: Noise | None = None
     negatives: Tensor | UniformDraws | None = None
     ids: Tensor | None = None
-    rows: Rows | None = None
+    looked_up: Rows | None = None
 
 
 @dataclass(frozen=True)
@@ -77,84 +96,132 @@ class TrainStep:
     def __init__(
         self,
         config: Config,
-        store: Store,
-        split: Split,
+        data: tuple[Store, Split],
         task: RetrievalTask,
         table: LocalTable,
         rates: Callable[[int], float],
         device: torch.device,
+        ranks: Ranks,
+        cost: Cost,
     ) -> None:
-        self.config, self.store, self.split = config, store, split
+        self.config, (self.store, self.split) = config, data
         self.task, self.table, self.device = task, table, device
         self.rates = rates  # step -> factor on both learning rates
+        self.ranks, self.cost = ranks, cost
         dense = config.dense
         self.parameters = list(task.encoder.parameters())
+        self.replicas = Replicas(ranks, self.parameters)
         self.dense_optimizer = torch.optim.AdamW(
             self.parameters, lr=dense.lr, betas=dense.betas, eps=dense.eps, weight_decay=dense.weight_decay
         )
         self.stages = [
             Stage("read", self._read),
-            Stage("balance", _nothing),
+            Stage("balance", self._balance),
             Stage("sample", self._sample),
             Stage("exchange_ids", _nothing),
             Stage("wait_unique", _nothing),
             Stage("lookup", self._lookup),
             Stage("forward_backward", self._forward_backward),
             Stage("exchange_grads", self._exchange_grads),
-            Stage("sync_replicas", _nothing, once=True),
+            Stage("sync_replicas", self._sync_replicas, once=True),
             Stage("update_rows", self._update_rows, once=True),
             Stage("update_dense", self._update_dense, once=True),
         ]
 
     def _read(self, ctx: StepContext) -> None:
-        max_history = self.config.model.max_history
-        batch = read_batch(self.store, self.split, ctx.users, ctx.first_number, max_history).to(self.device)
+        ctx.batch = read_batch(self.store, self.split, ctx.rows, self.config.model.max_history)
+
+    def _balance(self, ctx: StepContext) -> None:
+        balance = self.config.balance
+        if balance.users == "exchanged" and not self.ranks.alone:
+            assert ctx.batch is not None
+            ctx.batch, moved = exchange_rows(ctx.batch, self.ranks, self.cost, balance.rank_tokens)
+            ctx.sums.moved_tokens += moved
+
+    def _sample(self, ctx: StepContext) -> None:
+        assert ctx.batch is not None
+        ctx.batch = batch = ctx.batch.to(self.device)
         rows = row_of_token(batch.offsets, batch.tokens)
-        ctx.batch = batch
         ctx.noise = Noise(
             self.config.train.seed, ctx.step, batch.numbers[rows], position_in_row(batch.offsets, batch.tokens)
         )
-        ctx.sums.users += len(ctx.users)
+        ctx.sums.users += len(batch.users)
         ctx.sums.tokens += batch.tokens
         ctx.sums.lengths += batch.lengths
-
-    def _sample(self, ctx: StepContext) -> None:
-        assert ctx.batch is not None and ctx.noise is not None
-        ctx.negatives = self.task.sample(ctx.noise)
-        ctx.ids = self.task.ids(ctx.batch, ctx.negatives)
+        if batch.tokens:  # a rank may have no row: nothing is looked up, and later nothing computed
+            ctx.negatives = self.task.sample(ctx.noise)
+            ctx.ids = self.task.ids(batch, ctx.negatives)
 
     def _lookup(self, ctx: StepContext) -> None:
-        assert ctx.ids is not None
-        ctx.rows = self.table.lookup(ctx.ids)
+        if ctx.ids is not None:
+            ctx.looked_up = self.table.lookup(ctx.ids)
 
     def _forward_backward(self, ctx: StepContext) -> None:
-        assert ctx.batch is not None and ctx.noise is not None and ctx.rows is not None and ctx.negatives is not None
-        total, losses = self.task.loss(ctx.batch, ctx.noise, ctx.negatives, ctx.rows)
-        total.backward()  # type: ignore[no-untyped-call]
-        ctx.sums.loss += float(total.detach())
-        if not math.isfinite(ctx.sums.loss):
-            bad = row_of_token(ctx.batch.offsets, ctx.batch.tokens)[~torch.isfinite(losses)]
-            ctx.sums.bad_users += ctx.users[torch.unique(bad).cpu().numpy()].tolist()
+        sums, batch = ctx.sums, ctx.batch
+        if ctx.looked_up is not None:
+            assert batch is not None and ctx.noise is not None and ctx.negatives is not None
+            total, losses = self.task.loss(batch, ctx.noise, ctx.negatives, ctx.looked_up)
+            total.backward()  # type: ignore[no-untyped-call]
+            sums.loss += float(total.detach())
+            if not math.isfinite(sums.loss):
+                bad = row_of_token(batch.offsets, batch.tokens)[~torch.isfinite(losses)]
+                sums.bad_users += batch.users[torch.unique(bad).cpu().numpy()].tolist()
+        if ctx.completes:
+            self.replicas.begin_dense(self._weight(sums))
 
     def _exchange_grads(self, ctx: StepContext) -> None:
-        assert ctx.rows is not None
-        ctx.sums.row_gradients.append(ctx.rows.gradients())
+        if ctx.looked_up is not None:
+            ctx.sums.row_gradients.append(ctx.looked_up.gradients())
+
+    def _sync_replicas(self, ctx: StepContext) -> None:
+        """Sums losses, counts and row gradients over the ranks."""
+        sums = ctx.sums
+        own = self._own_rows(sums)
+        lengths = np.asarray(sums.lengths, np.int64)
+        sums.facts = self.replicas.tell(
+            sums.begun,
+            users=sums.users,
+            tokens=sums.tokens,
+            pairs=causal_pairs(lengths),
+            cost=float(self.cost(lengths).sum()),
+            loss=sums.loss,
+            rows=len(own.ids),
+        )
+        sums.row_gradients = [self.replicas.sum_rows(own, sums.facts.rows, self.table.num_rows)]
+
+    def _own_rows(self, sums: StepSums) -> RowGradients:
+        if not sums.row_gradients:
+            weight = self.table.weight
+            return RowGradients(
+                torch.zeros(0, dtype=torch.int64, device=weight.device), weight.new_zeros(0, self.table.dim)
+            )
+        own = RowGradients.merged(sums.row_gradients, self.table.num_rows)
+        factor = self._weight(sums)
+        return own if factor == 1.0 else RowGradients(own.ids, own.values * factor)
+
+    def _weight(self, sums: StepSums) -> float:
+        """What this rank's gradients count: alike, or its mean over tokens times its number of users."""
+        return 1.0 if self.config.balance.weight == "tokens" else sums.users / max(sums.tokens, 1)
 
     def _update_rows(self, ctx: StepContext) -> None:
         """Divides every gradient by the step's tokens, refuses what is not finite, and updates the touched rows."""
-        sums = ctx.sums
-        rows = RowGradients.merged(sums.row_gradients, self.table.num_rows)
+        sums, (rows,) = ctx.sums, ctx.sums.row_gradients
+        self.replicas.end_dense()
+        facts = sums.total
+        parts = facts.tokens if self.config.balance.weight == "tokens" else facts.users
+        divisor = float(parts.sum())
         for parameter in self.parameters:
             if parameter.grad is not None:
-                parameter.grad /= sums.tokens
+                parameter.grad /= divisor
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         sums.grad_norm = float(torch.nn.utils.get_total_norm(gradients))
-        finite = math.isfinite(sums.loss) and math.isfinite(sums.grad_norm) and rows.finite()
+        finite = math.isfinite(facts.loss.sum()) and math.isfinite(sums.grad_norm) and rows.finite()
         sums.skipped = not finite
         if finite:
-            self.table.apply(rows, self.config.tables.lr * self.rates(ctx.step), scale=1.0 / sums.tokens)
+            self.table.apply(rows, self.config.tables.lr * self.rates(ctx.step), scale=1.0 / divisor)
         elif self.config.train.on_nonfinite == "stop":
-            raise TrainingError(self._nonfinite(ctx))
+            with self.ranks.agreed():
+                raise TrainingError(self._nonfinite(ctx))
 
     def _update_dense(self, ctx: StepContext) -> None:
         if not ctx.sums.skipped:
@@ -167,8 +234,10 @@ class TrainStep:
         self.dense_optimizer.zero_grad(set_to_none=True)
 
     def _nonfinite(self, ctx: StepContext) -> str:
-        what = "loss" if not math.isfinite(ctx.sums.loss) else "gradient"
-        users = ctx.sums.bad_users or ctx.users.tolist()
+        what = "gradient" if math.isfinite(ctx.sums.total.loss.sum()) else "loss"
+        texts = self.ranks.texts(",".join(map(str, ctx.sums.bad_users)))
+        named_bad = [int(user) for text in texts for user in text.split(",") if user]
+        users = named_bad or ctx.rows.users.tolist()
         named = ", ".join(map(repr, self.store.raw_users(users[:5]))) + (", ..." if len(users) > 5 else "")
         return (
             f"the {what} of step {ctx.step} is not finite (users {named}): lower tables.lr and dense.lr or set "
@@ -177,4 +246,4 @@ class TrainStep:
 
 
 def _nothing(ctx: StepContext) -> None:
-    """One rank, local table: nothing to do."""
+    """A local table: nothing to do."""

@@ -5,6 +5,7 @@ epochs.jsonl     loss and metrics by epoch    tb/             TensorBoard
 checkpoints/     see turbogr.train.checkpoint result.json     metrics of the best and the last epoch, with their card
 """
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -16,24 +17,28 @@ import torch
 from torch import Tensor
 
 from turbogr.config import Config, check, to_dict
-from turbogr.data.batching import EpochPlan, plan_epoch, training_pairs
+from turbogr.data.batching import EpochPlan, ensure_enough_rows, ensure_rows_fit, plan_epoch, training_pairs
+from turbogr.data.dealing import Dealer
 from turbogr.data.split import Which, make_split, training_counts
 from turbogr.data.store import Store
 from turbogr.device import pick_device, return_freed_memory, set_threads, supports_bf16
 from turbogr.errors import ConfigError, UserError, did_you_mean
 from turbogr.evaluate import METRICS, Evaluation, evaluate
-from turbogr.files import said_where, write_json
+from turbogr.files import said_where, sha256, write_json
 from turbogr.models import build_encoder
 from turbogr.negatives.sampler import ensure_enough_items
 from turbogr.ops.gemm import take as take_gemm
 from turbogr.progress import Bar, bar
+from turbogr.ranks import ALONE, Ranks
 from turbogr.tasks.retrieval import RetrievalScorer, build_retrieval, build_table
 from turbogr.train import checkpoint
 from turbogr.train.checkpoint import Progress
+from turbogr.train.cost import WorkCost
+from turbogr.train.feed import Feed
 from turbogr.train.metrics import JsonLines, Sink, ensure_sinks, open_sinks
 from turbogr.train.schedule import SequentialSchedule
 from turbogr.train.spans import Spans
-from turbogr.train.step import StepContext, StepSums, TrainStep
+from turbogr.train.step import StepSums, TrainStep
 from turbogr.train.throughput import Throughput
 
 COSINE_END = 0.1
@@ -64,28 +69,61 @@ def preflight(config: Config) -> Store:
     return store
 
 
-def train(config: Config, folder: Path, *, resume: bool = False) -> dict[str, Any]:
-    """Train into `folder` and answer what result.json says. `resume` continues from the newest checkpoint there."""
-    store = preflight(config)
-    found = checkpoint.latest(folder)
-    if resume and not (folder / "config.json").exists():
-        raise UserError(f"{folder} holds no run to resume: leave --resume out to start one.")
-    # hidden files are leftovers of a process that was killed before it began
-    if not resume and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise UserError(f"{folder} exists already: continue it with --resume, or choose another --out.")
-    if found is not None and config.device.gemm == "auto":
-        # sums depend on the library in the last bit: a run stays with the one it began with
-        config = with_gemm(config, checkpoint.read_meta(found)["config"]["device"]["gemm"])
-    trainer = Trainer(config, store, folder)
-    if found is not None:
-        trainer.restore(found)
+def train(config: Config, folder: Path, *, resume: bool = False, ranks: Ranks = ALONE) -> dict[str, Any]:
+    """Train into `folder` and answer what result.json says. `resume` continues from the newest checkpoint there.
+
+    With several ranks every one of them calls this with the same arguments, and the folder is one that all see.
+    """
+    with ranks.agreed():
+        store = preflight(config)
+        found = checkpoint.latest(folder)
+        if resume and not (folder / "config.json").exists():
+            raise UserError(f"{folder} holds no run to resume: leave --resume out to start one.")
+        # hidden files are leftovers of a process that was killed before it began
+        if not resume and folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+            raise UserError(f"{folder} exists already: continue it with --resume, or choose another --out.")
+        if found is not None:
+            config = settled(config, checkpoint.read_meta(found)["config"])
+    with ranks.agreed():
+        ensure_same_everywhere(ranks, config, store, found)
+    with ranks.agreed():
+        trainer = Trainer(config, store, folder, ranks)
+        if found is not None:
+            trainer.restore(found)
     return trainer.fit()
 
 
+def settled(config: Config, saved: dict[str, Any]) -> Config:
+    """What a run chose by itself when it began, and goes on with when it is resumed."""
+    if config.device.gemm == "auto":
+        # sums depend on the library in the last bit
+        config = with_gemm(config, saved["device"]["gemm"])
+    # steps are made up of as many batches, whatever the number of ranks is now
+    return with_batches(config, config.balance.batches or saved["balance"]["batches"])
+
+
+def ensure_same_everywhere(ranks: Ranks, config: Config, store: Store, found: Path | None) -> None:
+    """Refuse ranks that would train on different things, naming the first that differs from rank 0."""
+    facts = {
+        "reads another store": sha256(store.path / "manifest.json"),
+        "has other settings": json.dumps(to_dict(config), sort_keys=True),
+        "sees another newest checkpoint": found.name if found else "none",
+    }
+    for what, own in facts.items():
+        said = ranks.texts(own)
+        other = next((rank for rank, words in enumerate(said) if words != said[0]), None)
+        if other is not None:
+            raise UserError(
+                f"rank {other} {what} than rank 0: start every rank with the same command, on a store and in a folder "
+                "that all machines share or hold alike."
+            )
+
+
 class Trainer:
-    def __init__(self, config: Config, store: Store, folder: Path) -> None:
+    def __init__(self, config: Config, store: Store, folder: Path, ranks: Ranks = ALONE) -> None:
         config = with_gemm(config, take_gemm(config.device.gemm))
-        self.config, self.store, self.folder = config, store, folder
+        config = with_batches(config, config.balance.batches or ranks.world)
+        self.config, self.store, self.folder, self.ranks = config, store, folder, ranks
         self.threads = set_threads(config.device.threads)
         self.device = pick_device(config.device.name)
         torch.use_deterministic_algorithms(self.device.type == "cpu")
@@ -93,18 +131,27 @@ class Trainer:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         self.split = make_split(store, config.split)
         self.pairs = training_pairs(store, self.split, config.model.max_history)
+        first = self.plan(0)
+        ensure_enough_rows(first, ranks.world)
+        ensure_rows_fit(first, config.balance.rank_tokens, store)
         counts = training_counts(store, self.split)
         self.task = build_retrieval(config, store.num_items, counts, self.device)
         self.table = build_table(config, store.num_items, self.device)
-        first = plan_epoch(self.pairs, 0, config.train)
-        total = config.train.epochs * -(-len(first) // config.train.accumulate)
-        self.step = TrainStep(config, store, self.split, self.task, self.table, rate_course(config, total), self.device)
+        self.cost = WorkCost(config, self.device)
+        self.feed = Feed(config, Dealer(config.balance, ranks.rank, ranks.world, self.cost))
+        rates = rate_course(config, config.train.epochs * self.feed.steps_of(first))
+        self.step = TrainStep(config, (store, self.split), self.task, self.table, rates, self.device, ranks, self.cost)
         self.spans = Spans()
         self.schedule = SequentialSchedule(self.step.stages, self.spans)
         self.progress = Progress()
         self.identity = checkpoint.identity_of(config, store.path, self.threads)
         self.resumed = False
+        self._sinks: list[Sink] = []
+        self._epochs_log: JsonLines | None = None
         self._ranked: Evaluation | None = None  # the latest, where it was on the test targets
+
+    def plan(self, epoch: int) -> EpochPlan:
+        return plan_epoch(self.pairs, epoch, self.config.train, self.config.balance)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that the run's future depends on, by name."""
@@ -131,7 +178,9 @@ class Trainer:
             self.close_logs()
 
     def open_logs(self) -> None:
-        """Begin the run's folder, or go on with it where the checkpoint stands."""
+        """Begin the run's folder, or go on with it where the checkpoint stands. The first rank writes for all."""
+        if not self.ranks.first:
+            return
         with said_where(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "config.json", to_dict(self.config))
@@ -142,7 +191,7 @@ class Trainer:
         self._sinks = open_sinks(self.config, self.folder, keep_through)
 
     def close_logs(self) -> None:
-        for sink in [*self._sinks, self._epochs_log]:
+        for sink in [*self._sinks, *([self._epochs_log] if self._epochs_log else [])]:
             sink.close()
 
     def scorer(self) -> RetrievalScorer:
@@ -150,57 +199,51 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         train, progress = self.config.train, self.progress
-        plan = plan_epoch(self.pairs, progress.epoch, train)
-        with bar(f"epoch {progress.epoch + 1}/{train.epochs}", total=len(plan)) as shown:
+        plan = self.plan(progress.epoch)
+        title = f"epoch {progress.epoch + 1}/{train.epochs}"
+        with bar(title, total=len(plan), silent=not self.ranks.first) as shown:
             for values in self.steps(plan):
-                if progress.step % self.config.log.every == 0:
+                if values and progress.step % self.config.log.every == 0:
                     shown.update(progress.batches, Throughput.line(progress.step, values))
                 if train.checkpoint_every and progress.step % train.checkpoint_every == 0:
                     self._save()
             self._end_epoch(shown)
 
     def steps(self, plan: EpochPlan) -> Iterator[dict[str, Any]]:
-        """Run the epoch's remaining steps, each when its turn comes: what is logged of it."""
-        contexts = self._contexts(plan)
-        throughput = Throughput(self.config, self.device)
+        """Run the epoch's remaining steps, each when its turn comes: what is logged of it (by the first rank)."""
+        contexts = self.feed.contexts(plan, self.progress.batches, self.progress.step)
+        throughput = Throughput(self.config, self.device, self.ranks.world) if self.ranks.first else None
         begin = time.perf_counter()
         while (sums := self.schedule.progress(contexts)) is not None:
             now = time.perf_counter()
             self._count(sums, now - begin, len(plan))
             begin = now
-            yield self._log_step(sums, throughput)
-
-    def _contexts(self, plan: EpochPlan) -> Iterator[StepContext]:
-        """The epoch's remaining batches; users are numbered through the micro-batches of a step."""
-        accumulate = self.config.train.accumulate
-        for begin in range(self.progress.batches, len(plan), accumulate):
-            step, sums, number = self.progress.step, StepSums(), 0
-            end = min(begin + accumulate, len(plan))
-            for index in range(begin, end):
-                users = plan.batch(index)
-                yield StepContext(step, users, number, completes=index == end - 1, sums=sums)
-                number += len(users)
+            self.cost.learn(sums.total)
+            yield self._log_step(sums, throughput) if throughput else {}
 
     def _count(self, sums: StepSums, seconds: float, batches: int) -> None:
         progress = self.progress
         progress.step += 1
-        progress.batches = min(progress.batches + self.config.train.accumulate, batches)
+        progress.batches = min(progress.batches + self.feed.step_batches, batches)
         progress.train_seconds += seconds
         if sums.skipped:
             progress.skipped_steps += 1
         else:
-            progress.epoch_loss += sums.loss
-            progress.epoch_tokens += sums.tokens
+            progress.epoch_loss += float(sums.total.loss.sum())
+            progress.epoch_tokens += int(sums.total.tokens.sum())
 
     def _log_step(self, sums: StepSums, throughput: Throughput) -> dict[str, Any]:
         values = {
             "epoch": self.progress.epoch + 1,
-            "train/loss": sums.loss / sums.tokens,
+            "train/loss": float(sums.total.loss.sum() / sums.total.tokens.sum()),
             "train/grad_norm": sums.grad_norm,
             "train/rate": self.step.rates(self.progress.step - 1),
             "train/skipped_steps": self.progress.skipped_steps,
             **throughput.measure(sums, self.spans.take(), self.device),
         }
+        if not self.ranks.alone:
+            values |= sums.total.balance() | {"balance/oversized_rows": sums.oversized}
+            values |= {"balance/moved_tokens": sums.moved_tokens} if self.feed.exchanged else {}
         for sink in self._sinks:
             sink.log(self.progress.step - 1, values)
         return values
@@ -214,7 +257,8 @@ class Trainer:
             entry.update(self._evaluate(shown))
         progress.epoch, progress.batches, progress.epoch_loss, progress.epoch_tokens = progress.epoch + 1, 0, 0.0, 0
         entry["seconds"] = round(progress.train_seconds + progress.evaluate_seconds, 1)
-        self._epochs_log.log(progress.step - 1, entry)
+        if self._epochs_log:
+            self._epochs_log.log(progress.step - 1, entry)
         for sink in self._sinks[1:]:
             sink.log(progress.step - 1, {f"epoch/{name}": value for name, value in entry.items()})
         self._save()
@@ -247,7 +291,8 @@ class Trainer:
             config=self.config.evaluate,
             max_history=self.config.model.max_history,
             seed=self.config.train.seed,
-            progress=tell,
+            progress=tell or (None if self.ranks.first else _say_nothing),
+            ranks=self.ranks,
         )
         self.progress.evaluate_seconds += time.perf_counter() - begin
         return evaluation
@@ -278,10 +323,17 @@ class Trainer:
             result["best"] = {"epoch": progress.best_epoch, "metrics": best.metrics["model"]}
         result["train_seconds"] = round(progress.train_seconds, 1)
         result["evaluate_seconds"] = round(progress.evaluate_seconds, 1)
-        write_json(self.folder / "result.json", result)
+        if self.ranks.first:
+            write_json(self.folder / "result.json", result)
         return result
 
     def _save(self) -> None:
+        """The ranks are replicas: the first one's state is everyone's. All wait until it is written."""
+        with self.ranks.agreed():
+            if self.ranks.first:
+                self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
         checkpoint.save(self.folder, self.state(), self.progress, self.identity, self.config.train.keep_checkpoints)
 
     def _where_to_resume(self) -> str:
@@ -294,6 +346,11 @@ class Trainer:
 def with_gemm(config: Config, library: Literal["auto", "mkl", "onednn"]) -> Config:
     """The config with another `device.gemm`."""
     return replace(config, device=replace(config.device, gemm=library))
+
+
+def with_batches(config: Config, batches: int) -> Config:
+    """The config with another `balance.batches`."""
+    return replace(config, balance=replace(config.balance, batches=batches))
 
 
 def rate_course(config: Config, total_steps: int) -> Callable[[int], float]:
@@ -309,6 +366,10 @@ def rate_course(config: Config, total_steps: int) -> Callable[[int], float]:
         return COSINE_END + (1 - COSINE_END) * 0.5 * (1 + math.cos(math.pi * done))
 
     return factor
+
+
+def _say_nothing(note: str) -> None:
+    """Another rank shows the progress."""
 
 
 def _epoch_line(entry: dict[str, Any], epochs: int) -> str:

@@ -1,0 +1,106 @@
+"""Keeps the encoder and the table of every rank equal: gradients are summed over the ranks before they are applied.
+
+Each rank sums the losses of its own tokens; the sum over ranks, divided by the step's tokens, is what one process
+would have computed on the union. Dense gradients travel as one buffer, row gradients as (distinct id, sum) in the
+order of the ranks, so that every rank adds the same numbers in the same order.
+
+W ranks, D width, U distinct rows of a rank
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from turbogr.data.balance import imbalance
+from turbogr.ranks import Ranks
+from turbogr.tables import RowGradients
+
+FACTS = ("users", "tokens", "pairs", "cost", "loss", "rows", "compute_s", "since_s")
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What every rank says of its part of a step; each fact is [W]."""
+
+    users: np.ndarray
+    tokens: np.ndarray
+    pairs: np.ndarray
+    """Causal (token, earlier token) pairs."""
+    cost: np.ndarray
+    """By the cost that the step was dealt by."""
+    loss: np.ndarray
+    rows: np.ndarray
+    """Distinct table rows with a gradient."""
+    compute_s: np.ndarray
+    """Seconds from the step's begin to its first collective."""
+    since_s: np.ndarray
+    """Seconds from the first collective of the step before, which all ranks leave together, to this one's."""
+
+    def balance(self) -> dict[str, float]:
+        """How equal the ranks' work was: 0 is perfect. Waiting is the time until the slowest rank arrives."""
+        waits = self.since_s.max() - self.since_s
+        return {
+            "balance/token_imbalance": imbalance(self.tokens),
+            "balance/cost_imbalance": imbalance(self.cost),
+            "balance/time_imbalance": imbalance(self.compute_s),
+            "balance/token_gap": float(self.tokens.max() - self.tokens.min()),
+            "balance/wait_ms": 1e3 * float(waits.mean()),
+            "balance/wait_share": float(waits.mean() / max(self.since_s.max(), 1e-9)),
+        }
+
+
+class Replicas:
+    """The exchange of one step, in the order of its calls."""
+
+    def __init__(self, ranks: Ranks, parameters: list[nn.Parameter]) -> None:
+        self.ranks, self.parameters = ranks, parameters
+        self._left = 0.0  # when the first collective of the step before was over
+        self._flat: Tensor | None = None
+        self._work: Any = None
+
+    def begin_dense(self, factor: float) -> None:
+        """Start to sum the dense gradients, each rank's times its factor, while other things are done."""
+        if self.ranks.alone:
+            return
+        parts = [zeros_or_gradient(parameter).flatten() for parameter in self.parameters]
+        self._flat = torch.cat(parts) * factor
+        self._work = self.ranks.begin_sum(self._flat)
+
+    def end_dense(self) -> None:
+        if self._work is None:
+            return
+        assert self._flat is not None
+        self.ranks.finish(self._work)
+        sizes = [parameter.numel() for parameter in self.parameters]
+        for parameter, part in zip(self.parameters, torch.split(self._flat, sizes), strict=True):
+            parameter.grad = part.view_as(parameter)
+        self._work = self._flat = None
+
+    def tell(self, begun: float, **facts: float) -> StepFacts:
+        """The first collective that every rank of a step comes to: here the fast ones wait for the slow."""
+        now = time.perf_counter()
+        facts |= {"compute_s": now - begun, "since_s": now - (self._left or begun)}
+        own = torch.tensor([facts[name] for name in FACTS], dtype=torch.float64)
+        every = self.ranks.gather(own).numpy()
+        self._left = time.perf_counter()
+        return StepFacts(**{name: every[:, place] for place, name in enumerate(FACTS)})
+
+    def sum_rows(self, own: RowGradients, counts: np.ndarray, num_rows: int) -> RowGradients:
+        """The sum over the ranks of row gradients, of which rank r has counts[r]."""
+        if self.ranks.alone:
+            return own
+        sizes = counts.astype(np.int64).tolist()
+        if not any(sizes):
+            return own
+        ids, values = self.ranks.gather_rows(own.ids, sizes), self.ranks.gather_rows(own.values, sizes)
+        parts = [RowGradients(*part) for part in zip(ids, values, strict=True) if len(part[0])]
+        return RowGradients.merged(parts, num_rows)
+
+
+def zeros_or_gradient(parameter: nn.Parameter) -> Tensor:
+    """A rank without rows has no gradient, and adds nothing."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
