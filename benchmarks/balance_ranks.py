@@ -44,7 +44,9 @@ def run(data: Path, *, steps: int, seed: int = 0) -> tuple[dict[str, Any], dict[
 def make_store(folder: Path, lengths: np.ndarray, users: int, seed: int) -> None:
     """Users drawn from the real lengths, with random events a minute apart."""
     generator = np.random.default_rng(seed)
-    drawn = np.minimum(generator.choice(lengths[lengths > 1], users), CAP) + 2  # one event is the test, one only a target
+    drawn = (
+        np.minimum(generator.choice(lengths[lengths > 1], users), CAP) + 2
+    )  # one event is the test, one only a target
     owners = np.repeat(np.arange(users), drawn)
     items = generator.integers(0, ITEMS, len(owners))
     log = pa.table({"user": owners, "item": items, "time": np.arange(len(owners)) * 60})

@@ -4,7 +4,6 @@ import os
 import time
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,7 +22,7 @@ def speak(ranks: Ranks) -> dict[str, Any]:
         "gathered": ranks.gather(torch.tensor([ranks.rank, 7])).tolist(),
         "rows": [part.tolist() for part in ranks.gather_rows(own, counts)],
         "swapped": arrived.tolist(),
-        "sum": ranks.sum(np.array([1, ranks.rank])).tolist(),
+        "sum": ranks.sum(torch.tensor([1, ranks.rank])).tolist(),
         "texts": ranks.texts("é" * ranks.rank),
     }
 
@@ -41,7 +40,7 @@ def test_every_rank_hears_the_same() -> None:
 def test_one_process_alone_says_and_hears_nothing() -> None:
     values = torch.arange(3)
     assert ALONE.gather(values).tolist() == [[0, 1, 2]] and ALONE.texts("x") == ["x"]
-    assert ALONE.sum(np.array([2])).tolist() == [2] and ALONE.swap(values, [3], [3]) is values
+    assert ALONE.sum(torch.tensor([2])).tolist() == [2] and ALONE.swap(values, [3], [3]) is values
     with pytest.raises(ConfigError), ALONE.agreed():
         raise ConfigError("mine")
     with joined() as ranks:

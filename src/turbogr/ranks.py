@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -81,13 +80,13 @@ class Ranks:
         with self._heard():
             work.wait()
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
+    def sum(self, values: Tensor) -> Tensor:
         """The sum of `values` over the ranks."""
         if self.alone:
             return values
-        total = torch.from_numpy(values.copy())
+        total = values.clone()
         self.finish(self.begin_sum(total))
-        return total.numpy()
+        return total
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -44,7 +44,9 @@ class SmallRun:
         self.table = build_table(config, store.num_items, CPU)
         self.pairs = training_pairs(store, split, config.model.max_history)
         cost = WorkCost(config, CPU)
-        self.train = TrainStep(config, (store, split), self.task, self.table, lambda step: 1.0, CPU, ALONE, cost)
+        self.train = TrainStep(
+            config, (store, split), self.task, self.table, lambda step: 1.0, CPU, (ALONE, ALONE), cost
+        )
         self.schedule = SequentialSchedule(self.train.stages, Spans())
         self.done = 0
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
 from tests.support.ranks import on_ranks
 from tests.support.small_run import small_config
@@ -17,7 +18,7 @@ from turbogr.data.dealing import Dealer
 from turbogr.data.store import Store
 from turbogr.errors import SaidByAll
 from turbogr.ranks import ALONE, Ranks
-from turbogr.tables import RowGradients
+from turbogr.tables import LocalTable, RowGradients, ShardedTable
 from turbogr.train.step import StepContext, StepSums
 from turbogr.train.trainer import Trainer, train
 
@@ -29,6 +30,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "accumulated": {"train__accumulate": 2},
     "in turns": {"balance__rank_tokens": 40},
     "windows": {"balance__window": 9},
+    "2 groups": {"tables__groups": 2, "balance__rank_tokens": 40},
+    "1 group": {"tables__groups": 1, "tables__optimizer": "adagrad", "balance__strategy": "none"},
     "adagrad": {"tables__optimizer": "adagrad", "negatives__sampler": "popularity", "negatives__logq": True},
 }
 LONGEST = 40
@@ -52,10 +55,12 @@ def config_of(store: Store, batches: int, way: str, **changes: Any) -> Config:
 def double(trainer: Trainer) -> None:
     """Everything in float64."""
     trainer.task.encoder.double()
-    trainer.table.weight = trainer.table.weight.double()
-    for name, value in vars(trainer.table.optimizer).items():
+    table = trainer.table.own if isinstance(trainer.table, ShardedTable) else trainer.table
+    assert isinstance(table, LocalTable)
+    table.weight = table.weight.double()
+    for name, value in vars(table.optimizer).items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
-            setattr(trainer.table.optimizer, name, value.double())
+            setattr(table.optimizer, name, value.double())
 
 
 def trained(ranks: Ranks, config: Config, steps: int, precise: bool) -> dict[str, Any]:
@@ -71,8 +76,12 @@ def trained(ranks: Ranks, config: Config, steps: int, precise: bool) -> dict[str
                 break
         trainer.progress.epoch += 1
         trainer.progress.batches = 0
-    state = {name: value.clone() for name, value in trainer.state().items()}
+    state = {name: whole(value).clone() for name, value in trainer.state().items()}
     return {"losses": seen, "state": state, "tokens": trainer.progress.epoch_tokens}
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def trained_all(ranks: Ranks, configs: dict[str, Config], steps: int, precise: bool) -> dict[str, dict[str, Any]]:
@@ -99,7 +108,8 @@ def test_ranks_equal_one_process_on_the_same_steps(
     rank, ranks that drift apart, a rank without rows that hangs or adds something."""
     ways = list(WAYS)[: 4 if world == 2 else None]
     configs = {way: config_of(store, world, way) for way in ways}
-    alone = trained_all(ALONE, configs, steps, precise)
+    one_process = {way: config_of(store, world, way, tables__groups=0) for way in ways}
+    alone = trained_all(ALONE, one_process, steps, precise)
     every = on_ranks(world, trained_all, configs, steps, precise)
     for way in ways:
         assert every[0][way]["tokens"] == alone[way]["tokens"], way

@@ -13,7 +13,7 @@ from tests.support.small_model import small_config
 from tests.support.small_step import ITEMS, SmallRun, random_store
 from turbogr.config import Config, DenseConfig, NegativesConfig, TablesConfig, TrainConfig
 from turbogr.errors import TrainingError
-from turbogr.tables import Rows
+from turbogr.tables import Lookup, Rows
 
 LENGTHS = [6, 3, 15, 2, 9, 4]
 USERS = [4, 0, 2, 5, 1]
@@ -217,14 +217,14 @@ def test_a_gradient_that_is_not_finite_is_refused_too(tmp_path: Path) -> None:
 def test_a_row_gradient_that_is_not_finite_is_refused_too(tmp_path: Path) -> None:
     """Catches: a table poisoned while loss and dense gradients are fine."""
     run = run_of(tmp_path, small_config())
-    lookup = run.table.lookup
+    answer = run.table.answer
 
-    def overflowing(ids: torch.Tensor) -> Rows:
-        rows = lookup(ids)
+    def overflowing(wanted: Lookup) -> Rows:
+        rows = answer(wanted)
         rows.weight.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([3]), torch.inf))
         return rows
 
-    run.table.lookup = overflowing  # type: ignore[method-assign]
+    run.table.answer = overflowing  # type: ignore[method-assign]
     before = run.state()
     with pytest.raises(TrainingError, match="the gradient of step 0 is not finite"):
         run.step(USERS)

@@ -41,6 +41,7 @@ RANGES = {
     "tables.eps": _ABOVE_0,
     "tables.weight_decay": _AT_LEAST_0,
     "tables.row_clip": _AT_LEAST_0,
+    "tables.groups": _AT_LEAST_0,
     "dense.lr": _ABOVE_0,
     "dense.betas": _BELOW_1,
     "dense.eps": _ABOVE_0,

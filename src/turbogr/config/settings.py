@@ -90,6 +90,12 @@ class TablesConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     """adamw only."""
+    groups: int = 0
+    """Groups of ranks: each holds a whole copy of the table, sharded inside the group. With as many groups as ranks
+    every rank holds all of it. 0: that where the table with its optimizer takes less than 1 GiB, else a group per
+    machine."""
+    wire: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Type in which rows and their gradients travel between the ranks of a group."""
     row_clip: float = 0.0
     """Largest norm of one row's gradient; 0 is off."""
 

@@ -27,6 +27,8 @@ class CostFit:
 
     def __init__(self, observations: int = OBSERVATIONS) -> None:
         self._kept: deque[tuple[float, float, float]] = deque(maxlen=observations)
+        self.constant = 0.0
+        """Seconds of a step with no row in it, by the latest fit."""
 
     def observe(self, tokens: np.ndarray, pairs: np.ndarray, seconds: np.ndarray) -> None:
         """One step: of every rank [W] the sum of L, the sum of L (L + 1) / 2, and the seconds it computed."""
@@ -46,6 +48,7 @@ class CostFit:
         design = np.column_stack([np.ones(len(rows)), rows[:, 0], rows[:, 1]])
         scale = np.maximum(design.max(axis=0), 1e-300)
         found = _robust(design / scale, rows[:, 2]) / scale
+        self.constant = float(found[0])
         cost = UserCost(float(found[1]), float(found[2]))
         return cost if cost.linear > 0 or cost.pair > 0 else None
 

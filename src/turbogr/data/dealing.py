@@ -42,12 +42,21 @@ class Dealer:
         self.config, self.rank, self.world = config, rank, world
         self.cost = cost
 
-    def deal(self, pool: Pool) -> list[Selection]:
-        """This rank's rows of the pool, in turns that hold balance.rank_tokens; one without rows where it has none."""
-        mine = pool.rows.take(np.flatnonzero(self.owners(pool) == self.rank))
+    def deal(self, pool: Pool, *, together: bool = False) -> list[Selection]:
+        """This rank's rows of the pool, in turns that hold balance.rank_tokens; one without rows where it has none.
+
+        `together`: as many turns as the rank with the most of them has.
+        """
+        owners = self.owners(pool)
+        mine = pool.rows.take(np.flatnonzero(owners == self.rank))
         if self.config.users == "exchanged":
             return [mine]  # the ranks swap rows afterwards, once for every pool
-        return turns(mine, self.config.rank_tokens or self._memory_of_a_batch(pool))
+        limit = self.config.rank_tokens or self._memory_of_a_batch(pool)
+        own = turns(mine, limit)
+        if not together or not limit:
+            return own
+        others = (len(turns(pool.rows.take(np.flatnonzero(owners == rank)), limit)) for rank in range(self.world))
+        return own + [mine.take(np.zeros(0, np.int64))] * (max(others) - len(own))
 
     def _memory_of_a_batch(self, pool: Pool) -> int:
         """Where ranks do the work of several, they do it in turns, so that none holds more than it would have to."""

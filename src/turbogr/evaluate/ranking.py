@@ -21,6 +21,7 @@ from turbogr.data.split import Targets
 from turbogr.data.store import Store
 from turbogr.errors import TrainingError
 from turbogr.evaluate.exclude import Exclude
+from turbogr.evaluate.held import held_by
 from turbogr.ranks import ALONE, Ranks
 
 Filter = Literal["visible", "history", "none"]
@@ -89,7 +90,8 @@ def rank_targets(
 ) -> RankResult:
     """The rank of every target among all items of the store; `progress` is told how many are done.
 
-    Several `ranks` take whole batches in turns, so that a target is scored beside the same ones as by one process.
+    Several `ranks` take whole batches in turns, so that a target is scored beside the same ones as by one process;
+    where each of them stands for a group that shares a catalogue, the ranks of a group rank the same batch together.
     """
     goal = store.item[targets.event].astype(np.int64)
     # users whose targets share a chunk are ranked together, so that few chunks are scored twice
@@ -104,8 +106,8 @@ def rank_targets(
             exclude = history_exclusion(store, queries, targets.take(rows), goal[rows], filter)
             found[rows] = _rank_batch(scorer, store, queries, goal[rows], exclude, item_chunk)
             progress(begin + len(rows))
-    found = ranks.sum(found)
-    return RankResult(found[:-1], int(found[-1]))
+    total = ranks.sum(torch.from_numpy(found)).numpy()
+    return RankResult(total[:-1], int(total[-1]))
 
 
 def history_exclusion(store: Store, queries: Queries, targets: Targets, goal: np.ndarray, filter: Filter) -> Exclude:
@@ -122,49 +124,56 @@ def history_exclusion(store: Store, queries: Queries, targets: Targets, goal: np
 def top_k(scorer: Scorer, queries: Queries, k: int, *, exclude: Exclude, item_chunk: int) -> TopK:
     """The k best items of every row among those that `exclude` leaves, merged chunk by chunk."""
     best: torch.Tensor | None = None
-    guard = _NanGuard(queries)
+    guard, held = _NanGuard(queries), held_by(scorer)
+    exclude = held.exclusions(exclude)
     encoded = scorer.encode(queries)
     for start, stop in _chunks(scorer.num_items, item_chunk):
         scores = guard.look(scorer.scores(encoded, start, stop))
         exclude.fill(scores, start, stop, torch.nan)
-        items = torch.arange(start, stop, device=scores.device).expand_as(scores)
+        items = held.ids(torch.arange(start, stop, device=scores.device)).expand_as(scores)
         if best is None:
             best = _sort_keys(scores, items)
         else:
             best = torch.cat((best, _sort_keys(*_rising(scores, items, _from_sort_keys(best).scores[:, -1]))), 1)
         best = best.topk(min(k, best.shape[1]), dim=1).values
         best = torch.nn.functional.pad(best, (0, k - best.shape[1]), value=ABSENT)
-    guard.check()
-    assert best is not None, "a catalogue has items"
-    return _from_sort_keys(best)
+    guard.check(held.ranks)
+    if best is None:  # this rank holds no item
+        best = torch.full((len(queries), k), ABSENT)
+    return _from_sort_keys(held.best(best, k))
 
 
 def _rank_batch(
     scorer: Scorer, store: Store, queries: Queries, goal: np.ndarray, exclude: Exclude, item_chunk: int
 ) -> np.ndarray:
     """int64 [B]: greater and equal scores counted chunk by chunk, after a first pass over the chunks with targets."""
-    guard = _NanGuard(queries, store)
+    guard, held = _NanGuard(queries, store), held_by(scorer)
+    exclude, place = held.exclusions(exclude), held.goal_places(goal)
     encoded = scorer.encode(queries)
-    home = goal // item_chunk * item_chunk
-    homes = np.unique(home).tolist()
+    home = np.where(place >= 0, place // item_chunk * item_chunk, -1)  # -1: another rank's
+    homes = [int(start) for start in np.unique(home) if start >= 0]
+    own: torch.Tensor | None = None
     for start in homes:
         scores = scorer.scores(encoded, start, min(start + item_chunk, scorer.num_items))
-        if start == homes[0]:
-            own = scores.new_empty(len(queries))
+        own = scores.new_zeros(len(queries)) if own is None else own
         rows = torch.from_numpy(np.flatnonzero(home == start)).to(scores.device)
-        own[rows] = scores[rows, torch.from_numpy(goal).to(scores.device)[rows] - start]
-    greater = torch.zeros_like(own, dtype=torch.int64)
-    equal = torch.zeros_like(greater)
+        own[rows] = scores[rows, torch.from_numpy(place).to(scores.device)[rows] - start]
+    # each target is scored by the rank that holds it, the others add nothing
+    own = held.ranks.sum(torch.zeros(len(queries)) if own is None else own)
+    counts = torch.zeros(2, len(queries), dtype=torch.int64, device=own.device)  # greater, equal
     # the last chunk with targets is still at hand, so that a catalogue of one chunk is scored once
-    for start, stop in sorted(_chunks(scorer.num_items, item_chunk), key=lambda chunk: chunk[0] != homes[-1]):
-        if start != homes[-1]:
+    kept = homes[-1] if homes else -1
+    for start, stop in sorted(_chunks(scorer.num_items, item_chunk), key=lambda chunk: chunk[0] != kept):
+        if start != kept:
             scores = scorer.scores(encoded, start, stop)
         guard.look(scores)
         exclude.fill(scores, start, stop, torch.nan)  # NaN is neither greater nor equal
-        greater += (scores > own[:, None]).sum(1, dtype=torch.int32)
-        equal += (scores == own[:, None]).sum(1, dtype=torch.int32)
-    guard.check()
-    return (1 + greater + equal // 2).cpu().numpy()  # `equal` counts the target too: (others + 1) // 2
+        counts[0] += (scores > own[:, None]).sum(1, dtype=torch.int32)
+        counts[1] += (scores == own[:, None]).sum(1, dtype=torch.int32)
+    guard.check(held.ranks)
+    greater, equal = held.ranks.sum(counts)
+    ranks: np.ndarray = (1 + greater + equal // 2).cpu().numpy()  # `equal` counts the target too: (others + 1) // 2
+    return ranks
 
 
 class _NanGuard:
@@ -180,8 +189,11 @@ class _NanGuard:
         self._bad = bad if self._bad is None else self._bad | bad
         return scores
 
-    def check(self) -> None:
-        if self._bad is None or not bool(self._bad.any()):
+    def check(self, ranks: Ranks) -> None:
+        """Raises on every rank that shares the catalogue where one of them saw a NaN."""
+        mine = torch.zeros(len(self._queries), dtype=torch.bool) if self._bad is None else self._bad
+        self._bad = ranks.sum(mine.int()) > 0
+        if not bool(self._bad.any()):
             return
         row = int(self._bad.nonzero()[0])
         name = f"query {row}"

@@ -1,5 +1,18 @@
-"""Embedding rows, outside of autograd's module tree."""
+"""Embedding rows, outside of autograd's module tree: in one process, or spread over ranks."""
 
-from turbogr.tables.table import LocalTable, ReadableTable, RowGradients, Rows
+from turbogr.tables.hierarchy import Grid, groups_of, make_grid
+from turbogr.tables.sharded import ShardedTable
+from turbogr.tables.table import LocalTable, Lookup, ReadableTable, RowGradients, Rows, Table
 
-__all__ = ["LocalTable", "ReadableTable", "RowGradients", "Rows"]
+__all__ = [
+    "Grid",
+    "LocalTable",
+    "Lookup",
+    "ReadableTable",
+    "RowGradients",
+    "Rows",
+    "ShardedTable",
+    "Table",
+    "groups_of",
+    "make_grid",
+]

@@ -20,7 +20,9 @@ from turbogr.ops.embedding import (
     merge_rows,
 )
 from turbogr.ops.philox import Key, Purpose, normal_rows
+from turbogr.tables.exchange import Request
 from turbogr.tables.optimizer import ROW_OPTIMIZERS, RowOptimizer
+from turbogr.tables.placement import Placement
 
 INITIAL_STD, INITIAL_BOUND = 0.02, 2.0
 INITIAL_CHUNK = 1 << 16
@@ -66,6 +68,58 @@ class Rows:
         return RowGradients.merged([own, rest], len(self.whole))
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """A lookup on its way."""
+
+    places: Tensor
+    """int64 [U] the distinct rows that are wanted: ids ascending, or their places in a sharded table's order."""
+    inverse: Tensor  # int64 [n] place of every looked-up id among them
+    request: Request | None = None
+    """What other ranks were asked for."""
+
+
+class Table(Protocol):
+    """What a training step asks of a table, in this order. Ranks that share one call each of it together."""
+
+    in_place: bool
+    """Whether rows can be read and given gradients where they lie: the whole table is in this process."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def local_rows(self) -> int:
+        """Rows that this process holds."""
+        ...
+
+    def request(self, ids: Tensor) -> Lookup: ...
+
+    def wait(self, lookup: Lookup) -> None: ...
+
+    def answer(self, lookup: Lookup) -> Rows: ...
+
+    def lookup(self, ids: Tensor) -> Rows:
+        """request, wait, answer."""
+        ...
+
+    def collect(self, lookup: Lookup, rows: Rows) -> RowGradients:
+        """The gradients of this process's rows, by their place here."""
+        ...
+
+    def apply(self, gradients: RowGradients, lr: float, *, scale: float = 1.0) -> None: ...
+
+    def rows(self, start: int, stop: int) -> Tensor: ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and optimizer state in the order of ids, to be saved, or to be filled and then `restored`."""
+        ...
+
+    def restored(self, state: dict[str, Tensor]) -> None:
+        """Take over what a checkpoint has filled `state` with."""
+        ...
+
+
 class ReadableTable(Protocol):
     """What evaluation and recommendation ask of a table."""
 
@@ -78,7 +132,10 @@ class ReadableTable(Protocol):
 
 
 class LocalTable:
-    """A whole table in this process. Initial rows are a pure function of (seed, table, id)."""
+    """Rows in this process: a whole table, or one rank's run of it. Initial rows are a pure function of (seed, table,
+    id)."""
+
+    in_place = True
 
     def __init__(
         self,
@@ -89,21 +146,39 @@ class LocalTable:
         seed: int,
         number: int = 0,
         device: torch.device | None = None,
+        placement: Placement | None = None,
     ) -> None:
+        """`placement`: which rows of a table of `num_rows` are held here; all without it, in the order of ids."""
         self.num_rows, self.dim = num_rows, dim
         self.row_clip = config.row_clip
-        self.weight = torch.empty(num_rows, dim, device=device)
+        first, last = (placement.begin, placement.end) if placement else (0, num_rows)
+        self.local_rows = last - first
+        self.weight = torch.empty(self.local_rows, dim, device=device)
         key = Key(seed, 0, Purpose.TABLE_ROWS, number)
-        for begin in range(0, num_rows, INITIAL_CHUNK):
-            ids = torch.arange(begin, min(begin + INITIAL_CHUNK, num_rows))
-            self.weight[begin : begin + len(ids)] = normal_rows(key, ids, dim, INITIAL_STD, INITIAL_BOUND)
-        self.optimizer: RowOptimizer = ROW_OPTIMIZERS[config.optimizer](config, num_rows, dim, device)
+        for begin in range(first, last, INITIAL_CHUNK):
+            places = torch.arange(begin, min(begin + INITIAL_CHUNK, last))
+            ids = placement.ids(places) if placement else places
+            rows = normal_rows(key, ids, dim, INITIAL_STD, INITIAL_BOUND)
+            self.weight[begin - first : begin - first + len(ids)] = rows
+        self.optimizer: RowOptimizer = ROW_OPTIMIZERS[config.optimizer](config, self.local_rows, dim, device)
+
+    def request(self, ids: Tensor) -> Lookup:
+        return Lookup(*distinct(ids, self.num_rows))
+
+    def wait(self, lookup: Lookup) -> None:
+        """Nobody is asked."""
+
+    def answer(self, lookup: Lookup) -> Rows:
+        places = lookup.places
+        (rows,) = embedding_lookup([self.weight], places, torch.tensor([0, len(places)], device="cpu"))
+        return Rows(places, lookup.inverse, rows.requires_grad_(), self.weight.detach().requires_grad_())
 
     def lookup(self, ids: Tensor) -> Rows:
         """The rows of `ids` [n], each distinct one once."""
-        unique_ids, inverse = distinct(ids, self.num_rows)
-        (rows,) = embedding_lookup([self.weight], unique_ids, torch.tensor([0, len(unique_ids)], device="cpu"))
-        return Rows(unique_ids, inverse, rows.requires_grad_(), self.weight.detach().requires_grad_())
+        return self.answer(self.request(ids))
+
+    def collect(self, lookup: Lookup, rows: Rows) -> RowGradients:
+        return rows.gradients()
 
     def apply(self, gradients: RowGradients, lr: float, *, scale: float = 1.0) -> None:
         """One optimizer step on the rows that have a gradient; every gradient counts `scale` times."""
@@ -126,5 +201,8 @@ class LocalTable:
         return self.weight[start:stop]
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and optimizer state, by name; a checkpoint loads into these tensors in place."""
+        """Weights and optimizer state, by name; a checkpoint fills these very tensors."""
         return {"weight": self.weight, **{f"optimizer.{name}": value for name, value in self.optimizer.state().items()}}
+
+    def restored(self, state: dict[str, Tensor]) -> None:
+        """`state` are the table's own tensors."""

@@ -21,7 +21,7 @@ from turbogr.models import Sequences, build_encoder
 from turbogr.negatives.sampler import Sampler, build_sampler
 from turbogr.ops.dropout import Noise
 from turbogr.ops.sampled_softmax import UniformDraws, sampled_softmax
-from turbogr.tables import LocalTable, ReadableTable, Rows
+from turbogr.tables import Grid, LocalTable, ReadableTable, Rows, ShardedTable, Table
 
 NORM_EPS = 1e-6
 
@@ -35,7 +35,8 @@ class RetrievalTask:
         self.negatives = config.negatives.count
         self.logq = config.negatives.logq
         self.temperature = config.task.temperature
-        self.in_place = True  # the table is local: the loss may read its rows where they lie
+        self.in_place = True
+        """The whole table is in this process: the loss may read its rows where they lie."""
         self.bf16 = config.train.precision == "bf16"
         self.device = device
 
@@ -132,6 +133,24 @@ class RetrievalScorer:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, non_blocking=True)
 
 
+class ShardedScorer(RetrievalScorer):
+    """Scores the items that this rank holds, in the order in which it holds them; the ranks of its group, all asked
+    about the same histories, score the others."""
+
+    def __init__(self, encoder: nn.Module, table: ShardedTable, max_history: int, device: torch.device) -> None:
+        super().__init__(encoder, table, max_history, device)
+        self.ranks, self.placement = table.grid.inside, table.placement
+        self._own = table.own
+
+    @property
+    def num_items(self) -> int:
+        return self._own.local_rows
+
+    @torch.no_grad()
+    def item_vectors(self, start: int, stop: int) -> Tensor:
+        return unit(self._own.weight[start:stop])
+
+
 def encode(encoder: nn.Module, x: Tensor, sequences: Sequences) -> Tensor:
     """The encoder as retrieval may run it: no token may know the one that it is to predict."""
     if sequences.mask.context_sees_history:
@@ -155,5 +174,9 @@ def build_retrieval(config: Config, num_items: int, counts: np.ndarray, device: 
     return RetrievalTask(config, encoder, build_sampler(config.negatives, num_items, counts), device)
 
 
-def build_table(config: Config, num_items: int, device: torch.device) -> LocalTable:
-    return LocalTable(num_items, config.model.dim, config.tables, seed=config.train.seed, device=device)
+def build_table(config: Config, num_items: int, device: torch.device, grid: Grid | None = None) -> Table:
+    """The table of this process: whole, or this rank's part of one that the ranks of a group share."""
+    seed, dim = config.train.seed, config.model.dim
+    if grid is None or grid.inside.alone:
+        return LocalTable(num_items, dim, config.tables, seed=seed, device=device)
+    return ShardedTable(num_items, dim, config.tables, seed=seed, grid=grid, device=device)

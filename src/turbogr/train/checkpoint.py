@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from turbogr.config import Config, to_dict
 from turbogr.errors import CheckpointError
 from turbogr.files import read_versioned, sha256, whole_folder
+from turbogr.ranks import ALONE, Ranks
 
 FORMAT, VERSION = "turbogr-checkpoint", 2
 FREE = (
@@ -39,6 +40,7 @@ FREE = (
     "device.name",
     "model.recompute",
     "balance.rank_tokens",
+    "tables.groups",
 )
 """Settings that a resumed run may change, and the number of ranks; every other one changes the numbers."""
 
@@ -66,26 +68,44 @@ class Progress:
     """Of the latest evaluation."""
 
 
-def save(folder: Path, state: dict[str, Tensor], progress: Progress, identity: dict[str, Any], keep: int) -> Path:
-    """Write checkpoint `progress.step` of the run in `folder`, then remove all but the `keep` latest and the best."""
+def save(
+    folder: Path,
+    state: dict[str, Tensor],
+    progress: Progress,
+    identity: dict[str, Any],
+    keep: int,
+    ranks: Ranks = ALONE,
+) -> Path:
+    """Write checkpoint `progress.step` of the run in `folder`, then remove all but the `keep` latest and the best.
+
+    Several ranks each write their part of what is sharded; the first one opens the folder and makes it whole.
+    """
     target = folder / "checkpoints" / f"step-{progress.step:08d}"
-    with whole_folder(target, overwrite=True) as partial:
-        try:
-            with _quiet():
-                dcp_save(dict(state), storage_writer=HuggingFaceStorageWriter(str(partial)), no_dist=True)
-        except CheckpointException as error:
-            raise _cause(error) from None
-        meta = {"format": FORMAT, "version": VERSION, "progress": asdict(progress), **identity}
-        (partial / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
-    _prune(folder, keep, progress.best_step)
+    with contextlib.ExitStack() as opened:
+        with ranks.agreed():
+            partial = opened.enter_context(whole_folder(target, overwrite=True)) if ranks.first else Path()
+        partial = Path(ranks.texts(str(partial))[0])
+        with ranks.agreed():
+            try:
+                with _quiet():
+                    writer = HuggingFaceStorageWriter(str(partial), save_distributed=not ranks.alone)
+                    dcp_save(dict(state), storage_writer=writer, no_dist=ranks.alone)
+            except CheckpointException as error:
+                raise _cause(error) from None
+        with ranks.agreed():
+            if ranks.first:
+                meta = {"format": FORMAT, "version": VERSION, "progress": asdict(progress), **identity}
+                (partial / "meta.json").write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
+                opened.close()
+                _prune(folder, keep, progress.best_step)
     return target
 
 
-def load(path: Path, state: dict[str, Tensor]) -> None:
-    """Fill the tensors of `state` in place from the checkpoint at `path`."""
+def load(path: Path, state: dict[str, Tensor], ranks: Ranks = ALONE) -> None:
+    """Fill the tensors of `state` in place from the checkpoint at `path`, by however many ranks it was written."""
     try:
         with _quiet():
-            dcp_load(dict(state), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+            dcp_load(dict(state), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=ranks.alone)
     except (Exception, CheckpointException) as error:
         cause = _cause(error) if isinstance(error, CheckpointException) else error
         reason = (str(cause).strip().splitlines() or ["unreadable"])[-1]

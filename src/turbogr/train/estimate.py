@@ -13,12 +13,10 @@ from turbogr.data.batching import plan_epoch, training_pairs
 from turbogr.data.split import make_split
 from turbogr.launch import world_size
 from turbogr.models import build_encoder
-from turbogr.train.flops import causal_pairs, paper_flops, training_flops
+from turbogr.train.flops import causal_pairs, paper_flops, table_bytes, training_flops
 from turbogr.train.trainer import preflight
 
 FLOAT = 4
-ROW_STATE = {"adagrad": 0, "lazy-adam": 2, "adamw": 2}
-"""Optimizer floats per weight of a row (row-wise Adagrad keeps one per row)."""
 ACTIVATIONS_PER_BLOCK = 18
 """Floats per token and channel that a block keeps for its backward: an estimate, SASRec's attention weights aside."""
 CANDIDATE_BYTES = 40
@@ -71,7 +69,7 @@ def estimate(config: Config) -> Estimate:
         table_parameters=rows,
         gflop_per_step=None if flops is None else flops / steps / 1e9,
         gflop_per_step_paper=None if paper is None else paper / steps / 1e9,
-        model_bytes=FLOAT * (4 * dense + rows * (1 + ROW_STATE[config.tables.optimizer]) + store.num_items),
+        model_bytes=FLOAT * 4 * dense + table_bytes(config, store.num_items),
         step_bytes=FLOAT * dim * (largest * ACTIVATIONS_PER_BLOCK * config.model.blocks + 4 * touched)
         + CANDIDATE_BYTES * largest * candidates,
     )

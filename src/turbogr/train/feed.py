@@ -9,7 +9,9 @@ from turbogr.train.step import StepContext, StepSums
 
 
 class Feed:
-    def __init__(self, config: Config, dealer: Dealer) -> None:
+    def __init__(self, config: Config, dealer: Dealer, *, together: bool = False) -> None:
+        """`together`: the ranks go through every micro-batch side by side, those that have none without rows."""
+        self.together = together
         self.step_batches = config.train.accumulate * config.balance.batches
         """Batches of the plan that a global step takes."""
         self.exchanged = config.balance.users == "exchanged"
@@ -42,7 +44,7 @@ class Feed:
                 pool = Pool.of(plan, first, min(first + pool_batches, end), pool_batches, number)
                 number += len(pool.rows)
                 sums.oversized += self.dealer.oversized(pool)
-                turns += self.dealer.deal(pool)
-        if self.exchanged:
-            return turns  # the ranks meet once for every pool, with rows or without
+                turns += self.dealer.deal(pool, together=self.together)
+        if self.exchanged or self.together:
+            return turns
         return [rows for rows in turns if len(rows)] or turns[:1]

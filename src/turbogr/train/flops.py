@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from turbogr.config import ModelConfig
+from turbogr.config import Config, ModelConfig
 
 # training = forward * these: attention has 2 products forward and 5 backward (its own QK included)
 ATTENTION_MULTIPLE = 3.5
@@ -58,3 +58,12 @@ def paper_flops(config: ModelConfig, users: int) -> float | None:
     per_token, per_pair = flops
     length = config.max_history
     return 3.0 * users * config.blocks * (per_token * length + per_pair * length * length)
+
+
+ROW_STATE = {"adagrad": 0, "lazy-adam": 2, "adamw": 2}
+"""Optimizer floats per weight of a row (row-wise Adagrad keeps one per row)."""
+
+
+def table_bytes(config: Config, num_rows: int) -> int:
+    """Memory of a table with its optimizer state."""
+    return 4 * (num_rows * config.model.dim * (1 + ROW_STATE[config.tables.optimizer]) + num_rows)

@@ -19,7 +19,7 @@ from turbogr.data.balance import imbalance
 from turbogr.ranks import Ranks
 from turbogr.tables import RowGradients
 
-FACTS = ("users", "tokens", "pairs", "cost", "loss", "rows", "compute_s", "since_s")
+FACTS = ("users", "tokens", "pairs", "cost", "loss", "bad_rows", "compute_s", "since_s")
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class StepFacts:
     cost: np.ndarray
     """By the cost that the step was dealt by."""
     loss: np.ndarray
-    rows: np.ndarray
-    """Distinct table rows with a gradient."""
+    bad_rows: np.ndarray
+    """1 where a row's gradient is not finite."""
     compute_s: np.ndarray
     """Seconds from the step's begin to its first collective."""
     since_s: np.ndarray
@@ -56,18 +56,19 @@ class StepFacts:
 class Replicas:
     """The exchange of one step, in the order of its calls."""
 
-    def __init__(self, ranks: Ranks, parameters: list[nn.Parameter]) -> None:
-        self.ranks, self.parameters = ranks, parameters
+    def __init__(self, ranks: Ranks, copies: Ranks, parameters: list[nn.Parameter]) -> None:
+        """`copies`: the ranks that hold the same rows of the table as this one."""
+        self.ranks, self.copies, self.parameters = ranks, copies, parameters
         self._left = 0.0  # when the first collective of the step before was over
         self._flat: Tensor | None = None
         self._work: Any = None
 
-    def begin_dense(self, factor: float) -> None:
-        """Start to sum the dense gradients, each rank's times its factor, while other things are done."""
+    def begin_dense(self) -> None:
+        """Start to sum the dense gradients while other things are done."""
         if self.ranks.alone:
             return
         parts = [zeros_or_gradient(parameter).flatten() for parameter in self.parameters]
-        self._flat = torch.cat(parts) * factor
+        self._flat = torch.cat(parts)
         self._work = self.ranks.begin_sum(self._flat)
 
     def end_dense(self) -> None:
@@ -89,14 +90,14 @@ class Replicas:
         self._left = time.perf_counter()
         return StepFacts(**{name: every[:, place] for place, name in enumerate(FACTS)})
 
-    def sum_rows(self, own: RowGradients, counts: np.ndarray, num_rows: int) -> RowGradients:
-        """The sum over the ranks of row gradients, of which rank r has counts[r]."""
-        if self.ranks.alone:
+    def sum_rows(self, own: RowGradients, num_rows: int) -> RowGradients:
+        """The sum over the copies of this rank's rows, in their order; indices and sums of touched rows travel."""
+        if self.copies.alone:
             return own
-        sizes = counts.astype(np.int64).tolist()
-        if not any(sizes):
+        counts = self.copies.gather(torch.tensor([len(own.ids)])).flatten().tolist()
+        if not any(counts):
             return own
-        ids, values = self.ranks.gather_rows(own.ids, sizes), self.ranks.gather_rows(own.values, sizes)
+        ids, values = self.copies.gather_rows(own.ids, counts), self.copies.gather_rows(own.values, counts)
         parts = [RowGradients(*part) for part in zip(ids, values, strict=True) if len(part[0])]
         return RowGradients.merged(parts, num_rows)
 

@@ -6,8 +6,8 @@
 A stage reads fields that earlier stages filled and fills its own. balance is where ranks that read batches of their own
 swap rows. The sum of the dense gradients over the ranks starts at the end of forward_backward; sync_replicas sums the
 row gradients; the dense sum is awaited in update_rows, because no row may move where a dense gradient is not finite.
-With a local table exchange_ids and wait_unique have nothing to do; they are named so that schedules and spans know
-their place.
+Where a table is sharded, exchange_ids, wait_unique, lookup and exchange_grads are talks between the ranks of a group,
+and all of them go through as many micro-batches; sync_replicas sums between groups.
 """
 
 import math
@@ -31,7 +31,7 @@ from turbogr.jagged import position_in_row, row_of_token
 from turbogr.ops.dropout import Noise
 from turbogr.ops.sampled_softmax import UniformDraws
 from turbogr.ranks import Ranks
-from turbogr.tables import LocalTable, RowGradients, Rows
+from turbogr.tables import Lookup, RowGradients, Rows, Table
 from turbogr.tasks.retrieval import RetrievalTask
 from turbogr.train.flops import causal_pairs
 from turbogr.train.replicas import Replicas, StepFacts
@@ -79,6 +79,7 @@ class StepContext:
     noise: Noise | None = None
     negatives: Tensor | UniformDraws | None = None
     ids: Tensor | None = None
+    lookup: Lookup | None = None
     looked_up: Rows | None = None
 
 
@@ -98,19 +99,20 @@ class TrainStep:
         config: Config,
         data: tuple[Store, Split],
         task: RetrievalTask,
-        table: LocalTable,
+        table: Table,
         rates: Callable[[int], float],
         device: torch.device,
-        ranks: Ranks,
+        ranks: tuple[Ranks, Ranks],
         cost: Cost,
     ) -> None:
+        """`ranks`: those of the run, and those of them that hold the same rows as this one."""
         self.config, (self.store, self.split) = config, data
         self.task, self.table, self.device = task, table, device
         self.rates = rates  # step -> factor on both learning rates
-        self.ranks, self.cost = ranks, cost
+        (self.ranks, copies), self.cost = ranks, cost
         dense = config.dense
         self.parameters = list(task.encoder.parameters())
-        self.replicas = Replicas(ranks, self.parameters)
+        self.replicas = Replicas(self.ranks, copies, self.parameters)
         self.dense_optimizer = torch.optim.AdamW(
             self.parameters, lr=dense.lr, betas=dense.betas, eps=dense.eps, weight_decay=dense.weight_decay
         )
@@ -118,8 +120,8 @@ class TrainStep:
             Stage("read", self._read),
             Stage("balance", self._balance),
             Stage("sample", self._sample),
-            Stage("exchange_ids", _nothing),
-            Stage("wait_unique", _nothing),
+            Stage("exchange_ids", self._exchange_ids),
+            Stage("wait_unique", self._wait_unique),
             Stage("lookup", self._lookup),
             Stage("forward_backward", self._forward_backward),
             Stage("exchange_grads", self._exchange_grads),
@@ -148,35 +150,46 @@ class TrainStep:
         ctx.sums.users += len(batch.users)
         ctx.sums.tokens += batch.tokens
         ctx.sums.lengths += batch.lengths
-        if batch.tokens:  # a rank may have no row: nothing is looked up, and later nothing computed
+        ctx.ids = batch.items
+        if batch.tokens:  # a rank may have no row: it looks nothing up and computes nothing, beside the others
             ctx.negatives = self.task.sample(ctx.noise)
             ctx.ids = self.task.ids(batch, ctx.negatives)
 
+    def _exchange_ids(self, ctx: StepContext) -> None:
+        assert ctx.ids is not None
+        ctx.lookup = self.table.request(ctx.ids)
+
+    def _wait_unique(self, ctx: StepContext) -> None:
+        assert ctx.lookup is not None
+        self.table.wait(ctx.lookup)
+
     def _lookup(self, ctx: StepContext) -> None:
-        if ctx.ids is not None:
-            ctx.looked_up = self.table.lookup(ctx.ids)
+        assert ctx.lookup is not None
+        ctx.looked_up = self.table.answer(ctx.lookup)
 
     def _forward_backward(self, ctx: StepContext) -> None:
         sums, batch = ctx.sums, ctx.batch
-        if ctx.looked_up is not None:
-            assert batch is not None and ctx.noise is not None and ctx.negatives is not None
+        assert batch is not None and ctx.noise is not None and ctx.looked_up is not None
+        if ctx.negatives is not None:
             total, losses = self.task.loss(batch, ctx.noise, ctx.negatives, ctx.looked_up)
-            total.backward()  # type: ignore[no-untyped-call]
             sums.loss += float(total.detach())
+            if self.config.balance.weight == "samples":
+                total = total * (len(batch.users) / batch.tokens)
+            total.backward()  # type: ignore[no-untyped-call]
             if not math.isfinite(sums.loss):
                 bad = row_of_token(batch.offsets, batch.tokens)[~torch.isfinite(losses)]
                 sums.bad_users += batch.users[torch.unique(bad).cpu().numpy()].tolist()
         if ctx.completes:
-            self.replicas.begin_dense(self._weight(sums))
+            self.replicas.begin_dense()
 
     def _exchange_grads(self, ctx: StepContext) -> None:
-        if ctx.looked_up is not None:
-            ctx.sums.row_gradients.append(ctx.looked_up.gradients())
+        assert ctx.lookup is not None and ctx.looked_up is not None
+        ctx.sums.row_gradients.append(self.table.collect(ctx.lookup, ctx.looked_up))
 
     def _sync_replicas(self, ctx: StepContext) -> None:
         """Sums losses, counts and row gradients over the ranks."""
         sums = ctx.sums
-        own = self._own_rows(sums)
+        own = RowGradients.merged(sums.row_gradients, self.table.local_rows)
         lengths = np.asarray(sums.lengths, np.int64)
         sums.facts = self.replicas.tell(
             sums.begun,
@@ -185,23 +198,9 @@ class TrainStep:
             pairs=causal_pairs(lengths),
             cost=float(self.cost(lengths).sum()),
             loss=sums.loss,
-            rows=len(own.ids),
+            bad_rows=float(not own.finite()),
         )
-        sums.row_gradients = [self.replicas.sum_rows(own, sums.facts.rows, self.table.num_rows)]
-
-    def _own_rows(self, sums: StepSums) -> RowGradients:
-        if not sums.row_gradients:
-            weight = self.table.weight
-            return RowGradients(
-                torch.zeros(0, dtype=torch.int64, device=weight.device), weight.new_zeros(0, self.table.dim)
-            )
-        own = RowGradients.merged(sums.row_gradients, self.table.num_rows)
-        factor = self._weight(sums)
-        return own if factor == 1.0 else RowGradients(own.ids, own.values * factor)
-
-    def _weight(self, sums: StepSums) -> float:
-        """What this rank's gradients count: alike, or its mean over tokens times its number of users."""
-        return 1.0 if self.config.balance.weight == "tokens" else sums.users / max(sums.tokens, 1)
+        sums.row_gradients = [self.replicas.sum_rows(own, self.table.local_rows)]
 
     def _update_rows(self, ctx: StepContext) -> None:
         """Divides every gradient by the step's tokens, refuses what is not finite, and updates the touched rows."""
@@ -215,7 +214,7 @@ class TrainStep:
                 parameter.grad /= divisor
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         sums.grad_norm = float(torch.nn.utils.get_total_norm(gradients))
-        finite = math.isfinite(facts.loss.sum()) and math.isfinite(sums.grad_norm) and rows.finite()
+        finite = math.isfinite(facts.loss.sum()) and math.isfinite(sums.grad_norm) and not facts.bad_rows.any()
         sums.skipped = not finite
         if finite:
             self.table.apply(rows, self.config.tables.lr * self.rates(ctx.step), scale=1.0 / divisor)
@@ -243,7 +242,3 @@ class TrainStep:
             f"the {what} of step {ctx.step} is not finite (users {named}): lower tables.lr and dense.lr or set "
             "dense.clip, or count and skip such steps by train.on_nonfinite skip."
         )
-
-
-def _nothing(ctx: StepContext) -> None:
-    """A local table: nothing to do."""

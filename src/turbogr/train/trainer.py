@@ -30,11 +30,13 @@ from turbogr.negatives.sampler import ensure_enough_items
 from turbogr.ops.gemm import take as take_gemm
 from turbogr.progress import Bar, bar
 from turbogr.ranks import ALONE, Ranks
-from turbogr.tasks.retrieval import RetrievalScorer, build_retrieval, build_table
+from turbogr.tables import Grid, ShardedTable, groups_of, make_grid
+from turbogr.tasks.retrieval import RetrievalScorer, ShardedScorer, build_retrieval, build_table
 from turbogr.train import checkpoint
 from turbogr.train.checkpoint import Progress
 from turbogr.train.cost import WorkCost
 from turbogr.train.feed import Feed
+from turbogr.train.flops import table_bytes
 from turbogr.train.metrics import JsonLines, Sink, ensure_sinks, open_sinks
 from turbogr.train.schedule import SequentialSchedule
 from turbogr.train.spans import Spans
@@ -42,6 +44,8 @@ from turbogr.train.step import StepSums, TrainStep
 from turbogr.train.throughput import Throughput
 
 COSINE_END = 0.1
+WHOLE_TABLE_BYTES = 1 << 30
+"""Below it every rank holds the whole table unless tables.groups says otherwise: the loss then reads rows in place."""
 
 
 def check_run(config: Config) -> None:
@@ -136,11 +140,17 @@ class Trainer:
         ensure_rows_fit(first, config.balance.rank_tokens, store)
         counts = training_counts(store, self.split)
         self.task = build_retrieval(config, store.num_items, counts, self.device)
-        self.table = build_table(config, store.num_items, self.device)
+        self.grid = grid_of(config, store.num_items, ranks, self.device)
+        self.table = build_table(config, store.num_items, self.device, self.grid)
+        self.task.in_place = self.table.in_place
         self.cost = WorkCost(config, self.device)
-        self.feed = Feed(config, Dealer(config.balance, ranks.rank, ranks.world, self.cost))
+        dealer = Dealer(config.balance, ranks.rank, ranks.world, self.cost)
+        self.feed = Feed(config, dealer, together=not self.table.in_place)
         rates = rate_course(config, config.train.epochs * self.feed.steps_of(first))
-        self.step = TrainStep(config, (store, self.split), self.task, self.table, rates, self.device, ranks, self.cost)
+        copies = self.grid.across if self.grid else ranks
+        self.step = TrainStep(
+            config, (store, self.split), self.task, self.table, rates, self.device, (ranks, copies), self.cost
+        )
         self.spans = Spans()
         self.schedule = SequentialSchedule(self.step.stages, self.spans)
         self.progress = Progress()
@@ -154,16 +164,21 @@ class Trainer:
         return plan_epoch(self.pairs, epoch, self.config.train, self.config.balance)
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor that the run's future depends on, by name."""
+        """Every tensor that the run's future depends on, by name. The ranks that share a table make it together."""
         dense = checkpoint.dense_state(self.task.encoder, self.step.dense_optimizer)
         return {**dense, **{f"table.{name}": value for name, value in self.table.state().items()}}
 
     def restore(self, path: Path) -> None:
         meta = checkpoint.read_meta(path)
         checkpoint.ensure_same(path, meta, self.identity)
-        checkpoint.load(path, self.state())
+        self._load(path)
         self.progress = Progress(**meta["progress"])
         self.resumed = True
+
+    def _load(self, path: Path) -> None:
+        state = self.state()
+        checkpoint.load(path, state, self.ranks)
+        self.table.restored({name.removeprefix("table."): value for name, value in state.items()})
 
     def fit(self) -> dict[str, Any]:
         """Train to the end of the last epoch (or an early stop) and evaluate."""
@@ -195,7 +210,10 @@ class Trainer:
             sink.close()
 
     def scorer(self) -> RetrievalScorer:
-        return RetrievalScorer(self.task.encoder, self.table, self.config.model.max_history, self.device)
+        parts = (self.config.model.max_history, self.device)
+        if isinstance(self.table, ShardedTable):
+            return ShardedScorer(self.task.encoder, self.table, *parts)
+        return RetrievalScorer(self.task.encoder, self.table, *parts)
 
     def _train_epoch(self) -> None:
         train, progress = self.config.train, self.progress
@@ -292,7 +310,7 @@ class Trainer:
             max_history=self.config.model.max_history,
             seed=self.config.train.seed,
             progress=tell or (None if self.ranks.first else _say_nothing),
-            ranks=self.ranks,
+            ranks=self.grid.across if self.grid else self.ranks,
         )
         self.progress.evaluate_seconds += time.perf_counter() - begin
         return evaluation
@@ -318,7 +336,7 @@ class Trainer:
             best = last
             path = checkpoint.best(self.folder)
             if progress.best_step != progress.step and path is not None:
-                checkpoint.load(path, self.state())
+                self._load(path)
                 best = self._metrics("test")
             result["best"] = {"epoch": progress.best_epoch, "metrics": best.metrics["model"]}
         result["train_seconds"] = round(progress.train_seconds, 1)
@@ -328,19 +346,23 @@ class Trainer:
         return result
 
     def _save(self) -> None:
-        """The ranks are replicas: the first one's state is everyone's. All wait until it is written."""
-        with self.ranks.agreed():
-            if self.ranks.first:
-                self._write_checkpoint()
-
-    def _write_checkpoint(self) -> None:
-        checkpoint.save(self.folder, self.state(), self.progress, self.identity, self.config.train.keep_checkpoints)
+        keep = self.config.train.keep_checkpoints
+        checkpoint.save(self.folder, self.state(), self.progress, self.identity, keep, self.ranks)
 
     def _where_to_resume(self) -> str:
         newest = checkpoint.latest(self.folder)
         if newest is None:
             return f"stopped at step {self.progress.step}, before the first checkpoint"
         return f"stopped at step {self.progress.step}; --resume continues from step {int(newest.name[5:])}"
+
+
+def grid_of(config: Config, num_items: int, ranks: Ranks, device: torch.device) -> Grid | None:
+    """How the ranks share the table; None where every one of them holds all of it."""
+    groups = config.tables.groups
+    if groups == 0 and table_bytes(config, num_items) < WHOLE_TABLE_BYTES:
+        groups = ranks.world
+    groups = groups_of(ranks.world, groups)
+    return None if groups == ranks.world else make_grid(ranks, groups, device)
 
 
 def with_gemm(config: Config, library: Literal["auto", "mkl", "onednn"]) -> Config:
