@@ -1,6 +1,9 @@
 """What torchrun says of a process, read from the environment alone, so that nothing need be loaded to know it."""
 
 import os
+from pathlib import Path
+
+LAUNCH = "TORCHELASTIC_RUN_ID"
 
 
 def world_size() -> int:
@@ -11,6 +14,19 @@ def world_size() -> int:
 def rank() -> int:
     """This process among them."""
     return int(os.environ.get("RANK", "0"))
+
+
+def began(folder: Path) -> None:
+    """Note which launch of torchrun began, or goes on with, the run in `folder`."""
+    if LAUNCH in os.environ:
+        (folder / ".launch").write_text(os.environ[LAUNCH])
+
+
+def restarted(folder: Path) -> bool:
+    """Whether torchrun starts this process again after a failure (--max-restarts), in a run that this launch began."""
+    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    noted = folder / ".launch"
+    return again and noted.exists() and noted.read_text() == os.environ.get(LAUNCH)
 
 
 def local_ranks() -> int:

@@ -11,6 +11,7 @@ W ranks
 import contextlib
 import datetime
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from turbogr.errors import SaidByAll, TrainingError, UserError
 from turbogr.launch import world_size
+from turbogr.pulse import Pulse
 
 TIMEOUT = "TURBOGR_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 600.0
@@ -129,14 +131,20 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
+            # torchrun ends this process, too, when it sees the other one gone: time to say which it was
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            silent = _PULSE[-1].silent() if _PULSE else []
+            who = " and ".join(f"rank {rank}" for rank in silent) or "another rank"
             reason = str(error).strip().splitlines()[0][:200]
             raise TrainingError(
-                f"rank {self.rank} lost another rank, which ended or did not answer within {timeout_s():g} s "
-                f"({reason}): the first rank that failed says why; --resume continues from the newest checkpoint."
+                f"rank {dist.get_rank()} lost {who}, which ended or did not answer within {timeout_s():g} s "
+                f"({reason}): what it said last tells why; --resume continues from the newest checkpoint."
             ) from error
 
 
 ALONE = Ranks()
+_PULSE: list[Pulse] = []
+"""Of this process, while it has joined others."""
 
 
 @contextlib.contextmanager
@@ -155,9 +163,11 @@ def joined() -> Iterator[Ranks]:
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"the ranks did not find one another ({reason}): start them with torchrun.") from error
+    _PULSE.append(Pulse(dist.get_rank(), dist.get_world_size()))
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())
     finally:
+        _PULSE.pop().stop()
         dist.destroy_process_group()
 
 

@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +36,36 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def torchrun(ranks: int, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+def started(ranks: int, *arguments: object, restarts: int = 0) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    return subprocess.run(
-        [*command, "-m", "turbogr", *map(str, arguments)],
-        capture_output=True,
+    return subprocess.Popen(
+        [*command, "--max-restarts", str(restarts), "-m", "turbogr", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=180,
-        env=environment,
-        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
+
+
+def torchrun(ranks: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    process = started(ranks, *arguments)
+    out, err = process.communicate(timeout=180)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def rank_process(launcher: subprocess.Popen[str], rank: int) -> int:
+    """The process that torchrun started as that rank."""
+    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise AssertionError(f"no rank {rank}")
+
+
+def wait_for_step(run: Path, step: int) -> None:
+    deadline = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists() or len(steps(run)) <= step:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def tensors(run: Path) -> dict[str, torch.Tensor]:
@@ -136,3 +158,72 @@ def test_other_verbs_say_that_they_are_one_process(place: Path) -> None:
     done = torchrun(2, "doctor")
     assert done.returncode != 0
     assert said(done) == ["turbogr: `turbogr doctor` runs as one process: start it without torchrun."]
+
+
+LONG = ("--train.epochs", 12, "--train.checkpoint-every", 4)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path) -> Path:
+    """A run long enough to be disturbed."""
+    assert torchrun(2, "train", place / "config.json", "--out", place / "calm", *LONG).returncode == 0
+    return place / "calm"
+
+
+def test_a_rank_that_is_killed_is_named_and_torchrun_goes_on_from_the_checkpoint(
+    place: Path, tmp_path: Path, undisturbed: Path
+) -> None:
+    """Catches: ranks that hang when one is gone; a restart that begins anew, or repeats or loses steps."""
+    process = started(2, "train", place / "config.json", "--out", tmp_path / "run", *LONG, restarts=1)
+    wait_for_step(tmp_path / "run", 9)
+    os.kill(rank_process(process, 1), signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "rank 0 lost rank 1" in err
+    numbers = [step["step"] for step in steps(tmp_path / "run")]
+    assert numbers == [step["step"] for step in steps(undisturbed)]
+    wanted = tensors(undisturbed)
+    assert all(torch.equal(value, wanted[name]) for name, value in tensors(tmp_path / "run").items())
+
+
+def test_a_rank_that_stands_still_for_five_seconds_changes_no_bit(
+    place: Path, tmp_path: Path, undisturbed: Path
+) -> None:
+    """Catches: a sum that depends on who comes first, a wait that is given up too soon."""
+    process = started(2, "train", place / "config.json", "--out", tmp_path / "run", *LONG)
+    wait_for_step(tmp_path / "run", 9)
+    late = rank_process(process, 1)
+    os.kill(late, signal.SIGSTOP)
+    time.sleep(5.0)
+    os.kill(late, signal.SIGCONT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    wanted = tensors(undisturbed)
+    assert all(torch.equal(value, wanted[name]) for name, value in tensors(tmp_path / "run").items())
+    assert max(step["balance/wait_ms"] for step in steps(tmp_path / "run")) > 2000
+
+
+def test_groups_shard_the_table_and_a_run_goes_on_with_others(place: Path) -> None:
+    """Catches: tables.groups read and ignored; a sharded run that cannot be evaluated, saved, or resumed otherwise."""
+    config = place / "config.json"
+    sharding = ("--tables.groups", 2, "--dense.sharding", "fsdp")
+    done = torchrun(4, "train", config, "--out", place / "sharded", *sharding, "--train.epochs", 1)
+    assert done.returncode == 0, done.stderr
+    spans = {name for step in steps(place / "sharded") for name in step if name.startswith("span_ms/")}
+    assert {"span_ms/exchange_ids", "span_ms/wait_unique", "span_ms/exchange_grads", "span_ms/sync_replicas"} <= spans
+    assert steps(place / "sharded")[0]["tables/held_rows_share"] == 0.5
+    for world, groups in ((3, 1), (1, 1)):
+        name = f"on-{world}"
+        shutil.copytree(place / "sharded", place / name)
+        flags = ("--train.epochs", 2, "--tables.groups", groups, "--dense.sharding", "replicated")
+        done = torchrun(world, "train", place / name, "--resume", *flags)
+        assert done.returncode == 0, done.stderr
+    whole = torchrun(2, "train", config, "--out", place / "whole", "--tables.groups", 2)
+    assert whole.returncode == 0, whole.stderr
+    assert_same_run(place / "whole", place / "on-3")
+    assert_same_run(place / "whole", place / "on-1")
+    refused = torchrun(3, "train", config, "--out", place / "uneven", "--tables.groups", 2)
+    assert said(refused) == [
+        "turbogr: tables.groups 2 does not divide the 3 ranks: take a number that does, or start another number of "
+        "ranks."
+    ]

@@ -31,6 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "in turns": {"balance__rank_tokens": 40},
     "windows": {"balance__window": 9},
     "2 groups": {"tables__groups": 2, "balance__rank_tokens": 40},
+    "fsdp": {"dense__sharding": "fsdp", "dense__clip": 0.01},
     "1 group": {"tables__groups": 1, "tables__optimizer": "adagrad", "balance__strategy": "none"},
     "adagrad": {"tables__optimizer": "adagrad", "negatives__sampler": "popularity", "negatives__logq": True},
 }

@@ -12,7 +12,7 @@ from turbogr.cli.arguments import config_from
 from turbogr.cli.config import to_toml
 from turbogr.config import Config
 from turbogr.errors import ConfigError
-from turbogr.launch import world_size
+from turbogr.launch import restarted, world_size
 from turbogr.progress import console
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _run(args: list[str], config: Config, chosen: TrainArgs, ranks: "Ranks | Non
             console().print(f"{folder} holds a run per seed, and seeds.json.", highlight=False)
             _print_next(folder / f"seed-{seeds[0]}")
         return
-    result = train(config, folder, resume=chosen.resume, ranks=ranks)
+    result = train(config, folder, resume=chosen.resume or restarted(folder), ranks=ranks)
     if ranks.first:
         _print_result(result)
         _print_next(folder)

@@ -102,6 +102,9 @@ class TablesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseConfig:
+    sharding: Literal["replicated", "fsdp"] = "replicated"
+    """replicated: every rank holds the encoder. fsdp: parameters, gradients and moments are spread over all ranks and
+    gathered block by block (torch's fully_shard), for encoders that outgrow a device."""
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8

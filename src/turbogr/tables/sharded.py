@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from turbogr.config import TablesConfig
 from turbogr.ops.embedding import distinct
@@ -110,6 +109,8 @@ class ShardedTable:
         for places, request in self._requests(exchange):
             (rows,) = exchange.fetch(request, [flat])
             run[places] = rows.view(-1, *own.shape[1:]).to(run.dtype)
+        from torch.distributed.tensor import DTensor, Replicate, Shard  # a second to import, of use here only
+
         shape = torch.Size((self.num_rows, *own.shape[1:]))
         stride = torch.empty(shape, device="meta").stride()
         kinds = [Replicate(), Shard(0)]
@@ -117,8 +118,7 @@ class ShardedTable:
 
     def _from_ids(self, own: Tensor, saved: Tensor) -> None:
         """The mirror: this rank's run of ids goes to the owners of its rows."""
-        assert isinstance(saved, DTensor)
-        run = saved.to_local()
+        run: Tensor = saved.to_local()  # type: ignore[attr-defined]
         exchange = Exchange(self.grid.inside, [_flat(own).shape[1]])
         for places, request in self._requests(exchange):
             (parts,) = exchange.give_back(request, [_flat(run[places])])

@@ -41,6 +41,7 @@ FREE = (
     "model.recompute",
     "balance.rank_tokens",
     "tables.groups",
+    "dense.sharding",
 )
 """Settings that a resumed run may change, and the number of ranks; every other one changes the numbers."""
 

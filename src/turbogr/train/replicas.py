@@ -57,7 +57,8 @@ class Replicas:
     """The exchange of one step, in the order of its calls."""
 
     def __init__(self, ranks: Ranks, copies: Ranks, parameters: list[nn.Parameter]) -> None:
-        """`copies`: the ranks that hold the same rows of the table as this one."""
+        """`copies`: the ranks that hold the same rows of the table as this one. `parameters`: those that every rank has
+        a whole copy of; what sums the gradients of others is not this."""
         self.ranks, self.copies, self.parameters = ranks, copies, parameters
         self._left = 0.0  # when the first collective of the step before was over
         self._flat: Tensor | None = None
@@ -65,7 +66,7 @@ class Replicas:
 
     def begin_dense(self) -> None:
         """Start to sum the dense gradients while other things are done."""
-        if self.ranks.alone:
+        if self.ranks.alone or not self.parameters:
             return
         parts = [zeros_or_gradient(parameter).flatten() for parameter in self.parameters]
         self._flat = torch.cat(parts)

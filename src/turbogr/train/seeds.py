@@ -8,6 +8,7 @@ from typing import Any
 from turbogr.config import Config
 from turbogr.errors import ConfigError
 from turbogr.files import write_json
+from turbogr.launch import restarted
 from turbogr.ranks import ALONE, Ranks
 from turbogr.train.trainer import train
 
@@ -23,7 +24,11 @@ def train_seeds(
         target = folder / f"seed-{seed}"
         of_seed = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
         # a seed that the interrupted run had not begun starts now
-        results.append(train(of_seed, target, resume=resume and (target / "config.json").exists(), ranks=ranks))
+        results.append(
+            train(
+                of_seed, target, resume=(resume and (target / "config.json").exists()) or restarted(target), ranks=ranks
+            )
+        )
     summary: dict[str, Any] = {"seeds": seeds, "card": results[0]["card"]}
     for which in ("last", "best"):
         if all(which in result for result in results):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from turbogr.config import Config
 from turbogr.data.batching import Selection
@@ -33,6 +34,7 @@ from turbogr.ops.sampled_softmax import UniformDraws
 from turbogr.ranks import Ranks
 from turbogr.tables import Lookup, RowGradients, Rows, Table
 from turbogr.tasks.retrieval import RetrievalTask
+from turbogr.train.dense_sharding import whole
 from turbogr.train.flops import causal_pairs
 from turbogr.train.replicas import Replicas, StepFacts
 
@@ -112,7 +114,8 @@ class TrainStep:
         (self.ranks, copies), self.cost = ranks, cost
         dense = config.dense
         self.parameters = list(task.encoder.parameters())
-        self.replicas = Replicas(self.ranks, copies, self.parameters)
+        sharded = any(isinstance(parameter, DTensor) for parameter in self.parameters)
+        self.replicas = Replicas(self.ranks, copies, [] if sharded else self.parameters)
         self.dense_optimizer = torch.optim.AdamW(
             self.parameters, lr=dense.lr, betas=dense.betas, eps=dense.eps, weight_decay=dense.weight_decay
         )
@@ -150,10 +153,8 @@ class TrainStep:
         ctx.sums.users += len(batch.users)
         ctx.sums.tokens += batch.tokens
         ctx.sums.lengths += batch.lengths
-        ctx.ids = batch.items
-        if batch.tokens:  # a rank may have no row: it looks nothing up and computes nothing, beside the others
-            ctx.negatives = self.task.sample(ctx.noise)
-            ctx.ids = self.task.ids(batch, ctx.negatives)
+        ctx.negatives = self.task.sample(ctx.noise)
+        ctx.ids = self.task.ids(batch, ctx.negatives)
 
     def _exchange_ids(self, ctx: StepContext) -> None:
         assert ctx.ids is not None
@@ -169,16 +170,17 @@ class TrainStep:
 
     def _forward_backward(self, ctx: StepContext) -> None:
         sums, batch = ctx.sums, ctx.batch
-        assert batch is not None and ctx.noise is not None and ctx.looked_up is not None
-        if ctx.negatives is not None:
-            total, losses = self.task.loss(batch, ctx.noise, ctx.negatives, ctx.looked_up)
-            sums.loss += float(total.detach())
-            if self.config.balance.weight == "samples":
-                total = total * (len(batch.users) / batch.tokens)
-            total.backward()  # type: ignore[no-untyped-call]
-            if not math.isfinite(sums.loss):
-                bad = row_of_token(batch.offsets, batch.tokens)[~torch.isfinite(losses)]
-                sums.bad_users += batch.users[torch.unique(bad).cpu().numpy()].tolist()
+        assert batch is not None and ctx.noise is not None
+        assert ctx.looked_up is not None and ctx.negatives is not None
+        # a rank may have no row: it goes through the same motions with empty tensors, beside the others
+        total, losses = self.task.loss(batch, ctx.noise, ctx.negatives, ctx.looked_up)
+        sums.loss += float(total.detach())
+        if self.config.balance.weight == "samples":
+            total = total * (len(batch.users) / max(batch.tokens, 1))
+        total.backward()  # type: ignore[no-untyped-call]
+        if not math.isfinite(sums.loss):
+            bad = row_of_token(batch.offsets, batch.tokens)[~torch.isfinite(losses)]
+            sums.bad_users += batch.users[torch.unique(bad).cpu().numpy()].tolist()
         if ctx.completes:
             self.replicas.begin_dense()
 
@@ -213,7 +215,7 @@ class TrainStep:
             if parameter.grad is not None:
                 parameter.grad /= divisor
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        sums.grad_norm = float(torch.nn.utils.get_total_norm(gradients))
+        sums.grad_norm = float(whole(torch.nn.utils.get_total_norm(gradients)))
         finite = math.isfinite(facts.loss.sum()) and math.isfinite(sums.grad_norm) and not facts.bad_rows.any()
         sums.skipped = not finite
         if finite:

@@ -25,6 +25,7 @@ from turbogr.device import pick_device, return_freed_memory, set_threads, suppor
 from turbogr.errors import ConfigError, UserError, did_you_mean
 from turbogr.evaluate import METRICS, Evaluation, evaluate
 from turbogr.files import said_where, sha256, write_json
+from turbogr.launch import began
 from turbogr.models import build_encoder
 from turbogr.negatives.sampler import ensure_enough_items
 from turbogr.ops.gemm import take as take_gemm
@@ -35,6 +36,7 @@ from turbogr.tasks.retrieval import RetrievalScorer, ShardedScorer, build_retrie
 from turbogr.train import checkpoint
 from turbogr.train.checkpoint import Progress
 from turbogr.train.cost import WorkCost
+from turbogr.train.dense_sharding import shard_encoder, whole_encoder
 from turbogr.train.feed import Feed
 from turbogr.train.flops import table_bytes
 from turbogr.train.metrics import JsonLines, Sink, ensure_sinks, open_sinks
@@ -140,12 +142,15 @@ class Trainer:
         ensure_rows_fit(first, config.balance.rank_tokens, store)
         counts = training_counts(store, self.split)
         self.task = build_retrieval(config, store.num_items, counts, self.device)
+        self.sharded_encoder = config.dense.sharding == "fsdp" and not ranks.alone
+        if self.sharded_encoder:
+            shard_encoder(self.task.encoder, ranks, self.device)
         self.grid = grid_of(config, store.num_items, ranks, self.device)
         self.table = build_table(config, store.num_items, self.device, self.grid)
         self.task.in_place = self.table.in_place
         self.cost = WorkCost(config, self.device)
         dealer = Dealer(config.balance, ranks.rank, ranks.world, self.cost)
-        self.feed = Feed(config, dealer, together=not self.table.in_place)
+        self.feed = Feed(config, dealer, together=not self.table.in_place or self.sharded_encoder)
         rates = rate_course(config, config.train.epochs * self.feed.steps_of(first))
         copies = self.grid.across if self.grid else ranks
         self.step = TrainStep(
@@ -199,6 +204,7 @@ class Trainer:
         with said_where(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "config.json", to_dict(self.config))
+        began(self.folder)
         keep_through = self.progress.step - 1 if self.resumed else None
         done = self.progress.epoch
         keep_epochs = (lambda line: line["epoch"] <= done) if self.resumed else None
@@ -211,9 +217,12 @@ class Trainer:
 
     def scorer(self) -> RetrievalScorer:
         parts = (self.config.model.max_history, self.device)
+        encoder = self.task.encoder
+        if self.sharded_encoder:
+            encoder = whole_encoder(encoder, self.config, self.device)
         if isinstance(self.table, ShardedTable):
-            return ShardedScorer(self.task.encoder, self.table, *parts)
-        return RetrievalScorer(self.task.encoder, self.table, *parts)
+            return ShardedScorer(encoder, self.table, *parts)
+        return RetrievalScorer(encoder, self.table, *parts)
 
     def _train_epoch(self) -> None:
         train, progress = self.config.train, self.progress
@@ -262,6 +271,7 @@ class Trainer:
         if not self.ranks.alone:
             values |= sums.total.balance() | {"balance/oversized_rows": sums.oversized}
             values |= {"balance/moved_tokens": sums.moved_tokens} if self.feed.exchanged else {}
+            values["tables/held_rows_share"] = self.table.local_rows / self.table.num_rows
         for sink in self._sinks:
             sink.log(self.progress.step - 1, values)
         return values
