@@ -22,11 +22,15 @@ def began(folder: Path) -> None:
         (folder / ".launch").write_text(os.environ[LAUNCH])
 
 
+def attempt() -> int:
+    """How often torchrun has started the ranks again after a failure (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def restarted(folder: Path) -> bool:
-    """Whether torchrun starts this process again after a failure (--max-restarts), in a run that this launch began."""
-    again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    """Whether torchrun has started the ranks again, in a run that this launch began."""
     noted = folder / ".launch"
-    return again and noted.exists() and noted.read_text() == os.environ.get(LAUNCH)
+    return attempt() > 0 and noted.exists() and noted.read_text() == os.environ.get(LAUNCH)
 
 
 def local_ranks() -> int:

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from turbogr.errors import SaidByAll, TrainingError, UserError
-from turbogr.launch import world_size
-from turbogr.pulse import Pulse
+from turbogr.launch import rank, world_size
+from turbogr.pulse import Pulse, meeting_place
 
 TIMEOUT = "TURBOGR_TIMEOUT_S"
 DEFAULT_TIMEOUT_S = 600.0
@@ -117,7 +117,7 @@ class Ranks:
         if isinstance(failed, SaidByAll):
             raise failed
         said = self.texts("" if failed is None else str(failed) or type(failed).__name__)
-        culprits = [rank for rank, words in enumerate(said) if words]
+        culprits = [number for number, words in enumerate(said) if words]
         if not culprits:
             return
         if failed is not None and not isinstance(failed, UserError | OSError):
@@ -134,10 +134,10 @@ class Ranks:
             # torchrun ends this process, too, when it sees the other one gone: time to say which it was
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             silent = _PULSE[-1].silent() if _PULSE else []
-            who = " and ".join(f"rank {rank}" for rank in silent) or "another rank"
+            who = " and ".join(f"rank {one}" for one in silent) or "another rank"
             reason = str(error).strip().splitlines()[0][:200]
             raise TrainingError(
-                f"rank {dist.get_rank()} lost {who}, which ended or did not answer within {timeout_s():g} s "
+                f"rank {rank()} lost {who}, which ended or did not answer within {timeout_s():g} s "
                 f"({reason}): what it said last tells why; --resume continues from the newest checkpoint."
             ) from error
 
@@ -159,13 +159,19 @@ def joined() -> Iterator[Ranks]:
         backend = f"{device.type}:{dist.get_default_backend_for_device(device)},cpu:gloo"
         torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")) % torch.accelerator.device_count())
     try:
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s()))
+        dist.init_process_group(
+            backend,
+            store=meeting_place(timeout_s()),
+            rank=rank(),
+            world_size=world_size(),
+            timeout=datetime.timedelta(seconds=timeout_s()),
+        )
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(f"the ranks did not find one another ({reason}): start them with torchrun.") from error
-    _PULSE.append(Pulse(dist.get_rank(), dist.get_world_size()))
+    _PULSE.append(Pulse(rank(), world_size()))
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size())
+        yield Ranks(rank(), world_size())
     finally:
         _PULSE.pop().stop()
         dist.destroy_process_group()

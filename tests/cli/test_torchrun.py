@@ -7,19 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.support.small_run import small_config
 from tests.support.tiny_store import tiny_store
-from turbogr.config import to_dict
+from turbogr.config import load, to_dict
+from turbogr.data.store import Store
 from turbogr.train import checkpoint
 from turbogr.train.metrics import read_lines
+from turbogr.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +71,14 @@ def wait_for_step(run: Path, step: int) -> None:
 
 
 def tensors(run: Path) -> dict[str, torch.Tensor]:
+    """The newest checkpoint as one process reads it."""
     newest = checkpoint.latest(run)
     assert newest is not None
-    return {name: value for path in newest.glob("*.safetensors") for name, value in load_file(path).items()}
+    config = load(run / "config.json")
+    alone = replace(config, tables=replace(config.tables, groups=0), dense=replace(config.dense, sharding="replicated"))
+    trainer = Trainer(alone, Store.open(config.data.store), run)
+    trainer.restore(newest)
+    return trainer.state()
 
 
 def steps(run: Path) -> list[dict[str, Any]]:
