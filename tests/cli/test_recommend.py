@@ -1,6 +1,7 @@
 """`turbogr recommend` and `turbogr export`: whom, where to, and the sentence for every wrong question."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.csv
@@ -10,6 +11,7 @@ import pytest
 from tests.support.command_line import said
 from tests.support.trained import small_run
 from turbogr.cli import main
+from turbogr.ops import gemm
 from turbogr.recommend.model import Model
 
 
@@ -129,3 +131,18 @@ def test_an_export_answers_from_the_command_line(run: str, model: Model, tmp_pat
 
 def test_what_is_no_run_cannot_be_exported(tmp_path: Path, capsys) -> None:
     assert "holds no model" in said(capsys, "export", str(tmp_path), "--out", str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("command", [["recommend", "--user", "u1"], ["evaluate", "--no-baselines"]])
+def test_products_are_computed_by_the_library_that_the_run_began_with(
+    run: str, tmp_path: Path, capsys, monkeypatch, command: list[str]
+) -> None:
+    """Would catch a model asked with the library of this machine's rule, whose sums differ in the last bit."""
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["device"]["gemm"] = other = "mkl" if gemm.rule()[0] == "onednn" else "onednn"
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(gemm, "_taken", taken := [])
+    assert main([command[0], str(folder), *command[1:]]) == 0
+    assert taken == [other if gemm._linear is not None else gemm.rule()[0]]

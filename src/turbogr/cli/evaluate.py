@@ -109,10 +109,12 @@ def _split(chosen: EvaluateArgs) -> SplitConfig | None:
 
 
 def _model(chosen: EvaluateArgs) -> "Evaluation":
+    from turbogr.ops import gemm
     from turbogr.recommend.model import Model
 
     assert chosen.run is not None
     model = Model.load(chosen.run, checkpoint=chosen.checkpoint or "best", store=chosen.store)
+    gemm.take(model.config.device.gemm)  # as in the run: sums depend on the library in the last bit
     model.config = replace(model.config, evaluate=_settings(chosen, model.config.evaluate))
     return model.evaluate(chosen.which, split=_split(chosen), beside_baselines=not chosen.no_baselines)
 

@@ -65,12 +65,14 @@ class RecommendArgs:
 def run(args: list[str]) -> None:
     chosen = parse("recommend", RecommendArgs, args)
     _check(chosen)
+    from turbogr.ops import gemm
     from turbogr.recommend.answers import check_ending, write_answers
     from turbogr.recommend.model import Model
 
     if chosen.out is not None:
         check_ending(chosen.out)
     model = Model.load(chosen.model, checkpoint=chosen.checkpoint, store=chosen.store)
+    gemm.take(model.config.device.gemm)  # as in the run: sums depend on the library in the last bit
     tables = _answers(chosen, model)
     if chosen.out is not None:
         rows = write_answers(tables, chosen.out)

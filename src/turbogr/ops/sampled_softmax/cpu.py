@@ -27,8 +27,10 @@ COPIES = 4
 """A table is copied as unit rows where every row is drawn that many times on average."""
 SMALL = 1 << 20
 """Numbers of a table whose gradients are added up part after part."""
-PART, BLOCK = 2048, 32
-"""Tokens of a part around a small table, and of what a thread takes at a time."""
+PART, PART_BLOCKS = 2048, 8
+"""Tokens of a part around a small table, and its blocks, each of which counts every row."""
+BLOCK = 32
+"""Tokens that a thread takes at a time around a large table."""
 MAX_BLOCKS = 512
 BUCKET, MAX_BUCKETS = 64, 1024
 """Rows of a bucket at least; buckets at most, unless an entry would not hold both its row and its token."""
@@ -150,9 +152,10 @@ def forward(x: Inputs, temperature: float, eps: float, gradients: bool) -> tuple
     copied = num_rows * COPIES <= tokens * candidates
     summed = copied and num_rows * padded <= SMALL and gradients
     part = min(tokens, PART) if summed else tokens
-    block = max(BLOCK, -(-part // MAX_BLOCKS))
+    block = -(-part // PART_BLOCKS) if summed else -(-part // MAX_BLOCKS)
+    block = max(block, BLOCK)
     token_bits = max(part - 1, 0).bit_length()
-    shift = min(KEY_BITS - token_bits, (max(BUCKET, -(-num_rows // MAX_BUCKETS)) - 1).bit_length())
+    shift = 0 if summed else min(KEY_BITS - token_bits, (max(BUCKET, -(-num_rows // MAX_BUCKETS)) - 1).bit_length())
     buckets = -(-num_rows >> shift)
     kept = part * candidates if gradients else 0
     out = {"total": torch.empty(()), "losses": torch.empty(tokens), "outside": torch.full((), -1)}

@@ -15,6 +15,8 @@
 //   load(row, unit, d)          VW units of a token from `unit` on, 0 behind d
 //   write(to, x, count)         the first `count` numbers of x, rounded to the format
 #pragma once
+#include <algorithm>
+
 #include "attention_tile.h"
 
 typedef uint16_t Bf16;
@@ -195,27 +197,66 @@ typedef HalfPairs Half;
 typedef HalfWide Half;
 #endif
 
+// VW units of `n` tokens from `unit` on as a square of lanes; ALL: n is VW.
+template <class N, bool ALL>
+INLINE void load_square(Vec (&r)[VW], const typename N::In* from, int64_t stride, int n, int unit, int d) {
+#pragma GCC unroll 16
+  for (int i = 0; i < VW; i++) r[i] = ALL || i < n ? N::load(from + i * stride, unit, d) : Vec{};
+  transpose(r);
+}
+
+// The squares of VW tokens; the last whole one ends with the width, over the one before it.
+template <class N, bool ALL>
+INLINE void pack_square_lanes(float* lanes, const typename N::In* from, int64_t stride, int n, int d) {
+  const int depth = N::depth(d), whole = d / N::STEP;
+  Vec r[VW];
+  for (int c = 0; c < depth; c += VW) {
+    const int unit = std::min(c, depth - VW);
+    if (unit >= 0 && whole == depth) {
+      load_square<N, ALL>(r, from, stride, n, unit, (unit + VW) * N::STEP);
+#pragma GCC unroll 16
+      for (int i = 0; i < VW; i++) store(lanes + (unit + i) * BLOCK, r[i]);
+    } else {
+      load_square<N, ALL>(r, from, stride, n, c, d);
+#pragma GCC unroll 16
+      for (int i = 0; i < VW; i++)
+        if (c + i < depth) store(lanes + (c + i) * BLOCK, r[i]);
+    }
+  }
+}
+
 // lanes [depth(d)][BLOCK] of n tokens, 0 up to the next multiple of VW.
 template <class N>
 static void pack_lanes(float* lanes, const typename N::In* from, int64_t stride, int n, int d) {
-  int depth = N::depth(d);
-  for (int t = 0; t < n; t += VW)
-    for (int c = 0; c < depth; c += VW) {
-      Vec r[VW];
-      for (int i = 0; i < VW; i++) r[i] = t + i < n ? N::load(from + (t + i) * stride, c, d) : Vec{};
-      transpose(r);
-      for (int i = 0; i < VW && c + i < depth; i++) store(lanes + (c + i) * BLOCK + t, r[i]);
-    }
+  int t = 0;
+  for (; t + VW <= n; t += VW) pack_square_lanes<N, true>(lanes + t, from + t * stride, stride, VW, d);
+  if (t < n) pack_square_lanes<N, false>(lanes + t, from + t * stride, stride, n - t, d);
+}
+
+template <class N, bool ALL>
+INLINE void unpack_square_lanes(typename N::In* to, int64_t stride, const float* sums, int n, int d, float scale) {
+  Vec r[VW];
+  if (d < VW) {
+    for (int i = 0; i < VW; i++) r[i] = i < d ? load(sums + i * BLOCK) * scale : Vec{};
+    transpose(r);
+    for (int i = 0; i < n; i++) N::write(to + i * stride, r[i], d);
+    return;
+  }
+  for (int c = 0; c < d; c += VW) {
+    const int first = std::min(c, d - VW);
+#pragma GCC unroll 16
+    for (int i = 0; i < VW; i++) r[i] = load(sums + (first + i) * BLOCK) * scale;
+    transpose(r);
+#pragma GCC unroll 16
+    for (int i = 0; i < VW; i++)
+      if (ALL || i < n) N::write(to + i * stride + first, r[i], VW);
+  }
 }
 
 // The way back: sums [d][BLOCK] * scale to n tokens.
 template <class N>
 static void unpack_lanes(typename N::In* to, int64_t stride, const float* sums, int n, int d, float scale) {
-  for (int t = 0; t < n; t += VW)
-    for (int c = 0; c < d; c += VW) {
-      Vec r[VW];
-      for (int i = 0; i < VW; i++) r[i] = c + i < d ? load(sums + (c + i) * BLOCK + t) * scale : Vec{};
-      transpose(r);
-      for (int i = 0; i < VW && t + i < n; i++) N::write(to + (t + i) * stride + c, r[i], d - c);
-    }
+  int t = 0;
+  for (; t + VW <= n; t += VW) unpack_square_lanes<N, true>(to + t * stride, stride, sums + t, VW, d, scale);
+  if (t < n) unpack_square_lanes<N, false>(to + t * stride, stride, sums + t, n - t, d, scale);
 }

@@ -3,7 +3,7 @@
 // Forward: a unit is a few query blocks of one row; units share nothing.
 // Backward: a unit is some short rows, or a few key blocks of a long row. Units of one long row add to the same dq, each
 // query block in the order of the key blocks: a unit waits until the one before it is past that query block. Units are
-// taken in order, so the first unfinished one never waits for one that has not begun.
+// taken in order, those of long rows one at a time, so the first unfinished one never waits for one that has not begun.
 #pragma once
 #include <atomic>
 #include <cstdlib>
@@ -19,12 +19,17 @@ constexpr int KEY_BLOCKS = 4;         // key blocks of a long row that go over t
 constexpr int64_t SHORT_ROW = 512;    // longer rows are cut into key blocks
 constexpr int64_t SHORT_TOKENS = 256; // rows are put together up to so many tokens
 
-// body(unit) for every unit, taken in order by whoever is free.
+// body(unit, after) for every unit, taken in order by whoever is free. The units before `alone` are taken one at a time;
+// with another one a thread takes the one `after` it too, that its memory can be fetched meanwhile, or there is none.
 template <class Body>
-static void in_parallel(size_t units, int threads, Body body) {
+static void in_parallel(size_t units, size_t alone, int threads, Body body) {
   std::atomic<size_t> next{0};
 #pragma omp parallel num_threads(threads)
-  for (size_t unit; (unit = next.fetch_add(1)) < units;) body(unit);
+  for (size_t unit = next.fetch_add(1); unit < units;) {
+    const size_t after = unit < alone ? units : next.fetch_add(1);
+    body(unit, after);
+    unit = unit < alone ? next.fetch_add(1) : after;
+  }
 }
 
 // Memory that a thread keeps from call to call, aligned to cache lines.
@@ -92,6 +97,13 @@ struct LongRow {
   }
 };
 
+// Units up to the last one of a long row.
+static size_t up_to_long_rows(const std::vector<ForwardUnit>& units, const int64_t* offsets) {
+  size_t end = units.size();
+  while (end > 0 && offsets[units[end - 1].row + 1] - offsets[units[end - 1].row] <= SHORT_ROW) end--;
+  return end;
+}
+
 struct BackwardUnit {
   size_t first, last;   // rows, by their place in the order
   int key_block;        // of a long row, the first; -1: all of them
@@ -105,6 +117,11 @@ struct BackwardPlan {
   std::vector<std::unique_ptr<LongRow>> long_rows;
   std::vector<TableSums> sums;
   std::vector<double> positions, times;
+
+  // They come first.
+  size_t units_of_long_rows() const {
+    return size_t(std::count_if(units.begin(), units.end(), [](const BackwardUnit& unit) { return unit.shared; }));
+  }
 
   // Units of a long row have `together` key blocks.
   BackwardPlan(const int64_t* offsets, int64_t rows, const BiasTables& tables, int together = 1)

@@ -6,14 +6,16 @@ template <class N>
 static void forward(const FuxiCall& call) {
   const Maps maps(call, true);
   const std::vector<ForwardUnit> units = forward_units(call.offsets, call.rows);
-  in_parallel(units.size(), call.threads, [&](size_t n) { forward_unit<N>(call, maps, units[n]); });
+  const size_t count = units.size();
+  in_parallel(count, count, call.threads, [&](size_t n, size_t) { forward_unit<N>(call, maps, units[n]); });
 }
 
 template <class N>
 static void backward(const FuxiCall& call) {
   const Maps maps(call, false);
   const BackwardPlan plan(call.offsets, call.rows, call.tables);
-  in_parallel(plan.units.size(), call.threads, [&](size_t n) {
+  const size_t count = plan.units.size();
+  in_parallel(count, count, call.threads, [&](size_t n, size_t) {
     const BackwardUnit& unit = plan.units[n];
     unit.shared ? long_row<N>(call, maps, plan, unit) : short_rows<N>(call, maps, plan, unit);
   });

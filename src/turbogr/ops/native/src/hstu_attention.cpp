@@ -12,9 +12,12 @@ template <class N>
 static void forward(const HstuCall& call) {
   const Bias bias(call.tables, call.max_len, !N::TILES);  // tiles have queries as rows, both ways
   const std::vector<ForwardUnit> units = forward_units(call.offsets, call.rows);
-  in_parallel(units.size(), call.threads, [&](size_t n) {
+  in_parallel(units.size(), up_to_long_rows(units, call.offsets), call.threads, [&](size_t n, size_t next) {
     const typename N::Registers registers;
-    forward_unit<N>(call, bias, units[n]);
+    const int64_t* row = next < units.size() ? &units[next].row : nullptr;
+    const int64_t* end = row ? row + 1 : row;
+    const auto parts = {&call.q, &call.k, &call.v, &call.y};
+    forward_unit<N>(call, bias, units[n], fetch_ahead<typename N::In>(call, row, end, parts));
   });
 }
 
@@ -22,10 +25,15 @@ template <class N>
 static void backward(const HstuCall& call) {
   const Bias bias(call.tables, call.max_len, false);
   const BackwardPlan plan(call.offsets, call.rows, call.tables, KEY_BLOCKS);
-  in_parallel(plan.units.size(), call.threads, [&](size_t n) {
+  in_parallel(plan.units.size(), plan.units_of_long_rows(), call.threads, [&](size_t n, size_t next) {
     const typename N::Registers registers;
     const BackwardUnit& unit = plan.units[n];
-    unit.shared ? long_row<N>(call, bias, plan, unit) : short_rows<N>(call, bias, plan, unit);
+    if (unit.shared) return long_row<N>(call, bias, plan, unit);
+    const bool more = next < plan.units.size();
+    const int64_t* row = plan.order.data() + (more ? plan.units[next].first : 0);
+    const int64_t* end = plan.order.data() + (more ? plan.units[next].last : 0);
+    const auto parts = {&call.q, &call.k, &call.v, &call.dy, &call.dq, &call.dk, &call.dv_out};
+    short_rows<N>(call, bias, plan, unit, fetch_ahead<typename N::In>(call, row, end, parts));
   });
   plan.finish(call.tables, call.max_len, call.dposition, call.dtime);
 }

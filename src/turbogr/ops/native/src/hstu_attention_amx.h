@@ -90,7 +90,7 @@ static void forward_blocks(const HstuCall& call, const Bias& bias, const Row& ro
 }
 
 template <>
-void forward_unit<HalfTiles>(const HstuCall& call, const Bias& bias, const ForwardUnit& unit) {
+void forward_unit<HalfTiles>(const HstuCall& call, const Bias& bias, const ForwardUnit& unit, Ahead*) {
   const Row row(call.offsets, call.mask, unit.row);
   const int dv = int(call.dv), depth = HalfTiles::depth(int(call.dqk)), ldv = up(dv);
   const RowTimes times(bias, row, work.times.ints(2 * size_t(row.length + BLOCK)));

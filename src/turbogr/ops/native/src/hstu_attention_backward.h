@@ -17,6 +17,7 @@ struct KeyBlock {
   float *dk, *dv;            // sums [H][sum_rows(d)][BLOCK]
   float *bias, *cells;
   int32_t* buckets;
+  Ahead* ahead;              // or null
   Tile tile;
 };
 
@@ -80,7 +81,8 @@ static void add_to_queries(const HstuCall& call, const KeyBlock& keys, int64_t h
 
 // sums [d][BLOCK] += operand^T tile, over the tile's rows; the tile is `stacked`.
 template <class N>
-static void add_columns(const Tile& tile, const Operand& operand, int d, const float* stacked, float* sums) {
+static void add_columns(const Tile& tile, const Operand& operand, int d, const float* stacked, float* sums,
+                        Ahead* ahead) {
   const bool diagonal = tile.kind == Kind::DIAGONAL;
   auto add = [&](int v, auto V) {
     int unseen = diagonal ? v * VW / N::STEP : 0;
@@ -90,6 +92,7 @@ static void add_columns(const Tile& tile, const Operand& operand, int d, const f
                                           operand.stride, stacked + unseen * BLOCK + v * VW,
                                           N::depth(tile.rows) - unseen);
       });
+      Ahead::fetch(ahead, BACKWARD_AHEAD);
     });
   };
   if (!diagonal) return vector_groups(0, tile.vectors, add);
@@ -113,14 +116,16 @@ static void backward_tile(const HstuCall& call, const KeyBlock& keys, int64_t h,
   const int dqk = int(call.dqk), dv = int(call.dv);
   // one operand after the other, each small enough for the first-level cache
   auto rows_of = [&](auto body) {
-    row_groups(keys.tile.rows, N::STEP,
-               [&](int r, int rows) { with_count<ROWS>(rows, [&](auto M) { body(r, M); }); });
+    row_groups(keys.tile.rows, N::STEP, [&](int r, int rows) {
+      with_count<ROWS>(rows, [&](auto M) { body(r, M); });
+      Ahead::fetch(keys.ahead, BACKWARD_AHEAD);
+    });
   };
   rows_of([&](int r, auto M) { weight_rows<N, M.value>(call, keys, h, r, x.q); });
   rows_of([&](int r, auto M) { gradients_of_rows<N, M.value>(keys, h, r, x.dy); });
   rows_of([&](int r, auto M) { add_to_queries<N, M.value>(call, keys, h, r, dq + r * dq_stride, dq_stride); });
-  add_columns<N>(keys.tile, x.dy_columns, dv, work.weights.floats(0), keys.dv + h * dv * BLOCK);
-  add_columns<N>(keys.tile, x.q_columns, dqk, work.dscores.floats(0), keys.dk + h * dqk * BLOCK);
+  add_columns<N>(keys.tile, x.dy_columns, dv, work.weights.floats(0), keys.dv + h * dv * BLOCK, keys.ahead);
+  add_columns<N>(keys.tile, x.q_columns, dqk, work.dscores.floats(0), keys.dk + h * dqk * BLOCK, keys.ahead);
 }
 
 // All heads of a block of queries with the blocks of keys.
@@ -145,7 +150,7 @@ static void backward_queries(const HstuCall& call, const Row& row, int query_blo
 
 // Makes room for everything of a thread's backward, so that the tiles need not ask.
 template <class N>
-static void make_room(const HstuCall& call, KeyBlock (&blocks)[KEY_BLOCKS]) {
+static void make_room(const HstuCall& call, KeyBlock (&blocks)[KEY_BLOCKS], Ahead* ahead = nullptr) {
   const int dqk = int(call.dqk), dv = int(call.dv), ld = up(dqk);
   const size_t heads = size_t(call.heads), tile = BLOCK * BLOCK;
   const size_t k = heads * size_t(N::depth(dqk)) * BLOCK, v = heads * size_t(N::depth(dv)) * BLOCK;
@@ -153,7 +158,7 @@ static void make_room(const HstuCall& call, KeyBlock (&blocks)[KEY_BLOCKS]) {
   const size_t sums = dk + heads * size_t(N::sum_rows(dv)) * BLOCK;
   for (size_t b = 0; b < KEY_BLOCKS; b++) {
     KeyBlock& keys = blocks[b];
-    keys.depth_k = N::depth(dqk), keys.depth_v = N::depth(dv), keys.ld = ld;
+    keys.depth_k = N::depth(dqk), keys.depth_v = N::depth(dv), keys.ld = ld, keys.ahead = ahead;
     keys.k = work.lanes.floats(KEY_BLOCKS * (k + v)) + b * (k + v), keys.v = keys.k + k;
     keys.columns = work.key_columns.floats(KEY_BLOCKS * columns) + b * columns;
     keys.dk = work.sums.floats(KEY_BLOCKS * sums) + b * sums, keys.dv = keys.dk + dk;
@@ -262,9 +267,10 @@ static void backward_keys(const HstuCall& call, const Bias& bias, const Row& row
 }
 
 template <class N>
-static void short_rows(const HstuCall& call, const Bias& bias, const BackwardPlan& plan, const BackwardUnit& unit) {
+static void short_rows(const HstuCall& call, const Bias& bias, const BackwardPlan& plan, const BackwardUnit& unit,
+                       Ahead* ahead) {
   KeyBlock blocks[KEY_BLOCKS];
-  make_room<N>(call, blocks);
+  make_room<N>(call, blocks, ahead);
   const TableSums& sums = plan.sums[unit.sums];
   BiasGradients gradients(bias, sums.length, work.diagonals.floats(BiasGradients::copies_size(sums.length)),
                           work.histogram.floats(BiasGradients::histogram_size(bias)));

@@ -10,6 +10,7 @@
 // tile at hand, its bias [rows][BLOCK].
 struct QueryBlock {
   float *lanes, *sums, *bias;
+  Ahead* ahead;  // or null
   Tile tile;
 };
 
@@ -35,6 +36,7 @@ static void forward_tile(const HstuCall& call, const QueryBlock& queries, int64_
           forward_weights<N, false, M.value, V.value>(x, out);
       });
     });
+    Ahead::fetch(queries.ahead, FORWARD_AHEAD);
   });
 
   auto add = [&](int v, auto V) {
@@ -44,6 +46,7 @@ static void forward_tile(const HstuCall& call, const QueryBlock& queries, int64_
         add_to_lanes<N, M.value, V.value>(sums + c * BLOCK + v * VW, values.data + c, values.stride, weights + v * VW,
                                           N::depth(seen));
       });
+      Ahead::fetch(queries.ahead, FORWARD_AHEAD);
     });
   };
   if (!diagonal) return vector_groups(0, tile.vectors, add);
@@ -85,7 +88,7 @@ static void forward_blocks(const HstuCall& call, const Bias& bias, const Row& ro
 }
 
 template <class N>
-static void forward_unit(const HstuCall& call, const Bias& bias, const ForwardUnit& unit) {
+static void forward_unit(const HstuCall& call, const Bias& bias, const ForwardUnit& unit, Ahead* ahead) {
   typedef typename N::In In;
   const Row row(call.offsets, call.mask, unit.row);
   const int dv = int(call.dv);
@@ -97,6 +100,7 @@ static void forward_unit(const HstuCall& call, const Bias& bias, const ForwardUn
     blocks[b].lanes = work.lanes.floats(QUERY_BLOCKS * lanes) + b * lanes;
     blocks[b].sums = work.sums.floats(QUERY_BLOCKS * sums) + b * sums;
     blocks[b].bias = work.bias.floats(QUERY_BLOCKS * BLOCK * BLOCK) + b * BLOCK * BLOCK;
+    blocks[b].ahead = ahead;
   }
   for (int first = unit.first; first < unit.last; first += QUERY_BLOCKS) {
     const int count = std::min(QUERY_BLOCKS, unit.last - first);

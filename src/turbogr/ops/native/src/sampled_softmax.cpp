@@ -9,9 +9,9 @@
 // the tokens and leaves one entry (id, token, slope) per candidate in its bucket, in the order of the tokens whatever the
 // number of threads. A bucket's entries are then sorted by row and added up row by row, in registers.
 //
-// A small table is copied as unit rows, and its rows' gradients are added up after each part, all of which stays in a
-// cache. For a large one all tokens are one part: its entries wait until the gradients are asked for, which then leave
-// bucket after bucket, those of the touched rows only.
+// A small table is copied as unit rows, every row is a bucket, so that its entries lie sorted as they are left, and its
+// rows' gradients are added up after each part, all of which stays in a cache. For a large one all tokens are one part:
+// its entries wait until the gradients are asked for, which then leave bucket after bucket, those of the touched rows only.
 //
 // T tokens, P of them in a part, R negatives, C = 1 + R candidates of a token, N rows, D columns, W columns padded
 #include "sampled_softmax.h"
@@ -22,6 +22,25 @@
 #define ALONE static __attribute__((noinline))
 
 constexpr float LEFT_OUT = -3e38f;
+
+// Of a bucket: the row's number in it above the token's in the part.
+struct Entry {
+  float slope;
+  uint32_t key;
+
+  // Both at once: a load or a store less where entries come by the million.
+  static void put(Entry& to, uint32_t key, float slope) {
+    uint32_t bits;
+    std::memcpy(&bits, &slope, 4);
+    uint64_t both = uint64_t(key) << 32 | bits;
+    std::memcpy((void*)&to, &both, sizeof both);
+  }
+  uint64_t both() const {
+    uint64_t both;
+    std::memcpy(&both, this, sizeof both);
+    return both;
+  }
+};
 
 // The fields of turbogr.ops.sampled_softmax.cpu.Job, in its order.
 struct Job {
@@ -40,7 +59,7 @@ struct Job {
   float* sums;                     // [N, W] gradients of the unit rows, or null: entries are kept instead
   uint8_t* touched;                // [N] beside them: whether a row has an entry
   int32_t* candidates;             // [P * C + 16]
-  uint64_t* entries;               // [P * C]
+  Entry* entries;                  // [P * C]
   uint32_t* places;                // [blocks, buckets]
   int64_t *first_entry, *first_row;  // [buckets + 1], of the last part
   int64_t part, block, buckets;      // tokens of a part and of a block
@@ -92,20 +111,28 @@ static void candidates_of_block(const Job& job, const Part& part, int64_t block)
   }
 }
 
+ALONE void add_up(const uint32_t* __restrict counts, int64_t n, uint32_t* __restrict sums) {
+  for (int64_t i = 0; i < n; i++) sums[i] += counts[i];
+}
+ALONE void take_places(uint32_t* __restrict counts, int64_t n, uint32_t* __restrict next) {
+  for (int64_t i = 0; i < n; i++) {
+    uint32_t count = counts[i];
+    counts[i] = next[i], next[i] += count;
+  }
+}
+
 // counts [blocks, buckets] -> where every block's entries of every bucket begin.
 static void places_of_blocks(const Job& job, const Part& part) {
-  int64_t* first = job.first_entry;
-  std::fill(first, first + job.buckets + 1, 0);
-  for (int64_t block = 0; block < part.blocks; block++)
-    for (int64_t b = 0; b < job.buckets; b++) first[b + 1] += job.places[block * job.buckets + b];
-  for (int64_t b = 0; b < job.buckets; b++) first[b + 1] += first[b];
-  std::vector<uint32_t> next(first, first + job.buckets);
-  for (int64_t block = 0; block < part.blocks; block++)
-    for (int64_t b = 0; b < job.buckets; b++) {
-      uint32_t count = job.places[block * job.buckets + b];
-      job.places[block * job.buckets + b] = next[b];
-      next[b] += count;
-    }
+  std::vector<uint32_t> next(size_t(job.buckets), 0u);
+  auto counts = [&](int64_t block) { return job.places + block * job.buckets; };
+  for (int64_t block = 0; block < part.blocks; block++) add_up(counts(block), job.buckets, next.data());
+  int64_t total = 0;
+  for (int64_t b = 0; b < job.buckets; b++) {
+    job.first_entry[b] = total, total += next[b];
+    next[b] = uint32_t(job.first_entry[b]);
+  }
+  job.first_entry[job.buckets] = total;
+  for (int64_t block = 0; block < part.blocks; block++) take_places(counts(block), job.buckets, next.data());
 }
 
 // Floats that begin at a cache line; growing forgets what was there.
@@ -163,26 +190,13 @@ INLINE float score(const Job& job, const Part& part, const Rows& rows, int64_t t
   return highest(best);
 }
 
-// An entry of a bucket: above the id less the bucket's first one and the token, below the slope.
-INLINE uint64_t entry(uint32_t key, float slope) {
-  uint32_t bits;
-  std::memcpy(&bits, &slope, 4);
-  return uint64_t(key) << 32 | bits;
-}
-INLINE float slope_of(uint64_t entry) {
-  uint32_t bits = uint32_t(entry);
-  float slope;
-  std::memcpy(&slope, &bits, 4);
-  return slope;
-}
-
 // Not inlined, as all loops here that shall have the registers to themselves.
 ALONE void leave_entries(const int32_t* at, const float* slopes, int64_t count, uint32_t token, int token_bits, int shift,
-                         uint32_t* __restrict places, uint64_t* __restrict entries) {
+                         uint32_t* __restrict places, Entry* __restrict entries) {
   uint32_t within = (1u << shift) - 1;
   for (int64_t r = 0; r < count; r++) {
     uint32_t id = uint32_t(at[r]);
-    entries[places[id >> shift]++] = entry((id & within) << token_bits | token, slopes[r]);
+    Entry::put(entries[places[id >> shift]++], (id & within) << token_bits | token, slopes[r]);
   }
 }
 
@@ -230,7 +244,7 @@ struct Sorted {
     std::fill(ends.begin(), ends.end(), 0);
     uint32_t* counts = ends.data() + 1;
     int bits = 32 + job.token_bits;
-    for (int64_t i = job.first_entry[bucket]; i < job.first_entry[bucket + 1]; i++) counts[job.entries[i] >> bits]++;
+    for (int64_t i = job.first_entry[bucket]; i < job.first_entry[bucket + 1]; i++) counts[job.entries[i].both() >> bits]++;
     return int64_t(ends.size()) - std::count(ends.begin(), ends.end(), 0u);
   }
 
@@ -245,12 +259,14 @@ struct Sorted {
     scatter(job.entries + job.first_entry[bucket], total, job.token_bits, ends.data() + 1, tokens.data(), slopes.data());
   }
 
-  ALONE void scatter(const uint64_t* entries, int64_t count, int token_bits, uint32_t* __restrict next,
+  ALONE void scatter(const Entry* entries, int64_t count, int token_bits, uint32_t* __restrict next,
                      int32_t* __restrict tokens, float* __restrict slopes) {
     uint32_t token = (1u << token_bits) - 1;
     for (int64_t i = 0; i < count; i++) {
-      uint32_t key = uint32_t(entries[i] >> 32), place = next[key >> token_bits]++;
-      tokens[place] = int32_t(key & token), slopes[place] = slope_of(entries[i]);
+      uint64_t both = entries[i].both();
+      uint32_t key = uint32_t(both >> 32), place = next[key >> token_bits]++, slope = uint32_t(both);
+      tokens[place] = int32_t(key & token);
+      std::memcpy(slopes + place, &slope, 4);
     }
   }
 };
@@ -268,13 +284,17 @@ INLINE void for_rows_of_bucket(const Job& job, int64_t bucket, Sorted& sorted, f
   }
 }
 
+// Adds up the entries of a row that is a bucket: their keys are the tokens.
 template <int NV>
-static void add_bucket(const Job& job, int64_t bucket, Sorted& sorted, float* dunit) {
-  for_rows_of_bucket<NV>(job, bucket, sorted, dunit, [&](int64_t row, const float* more) {
-    float* sum = job.sums + row * job.padded;
-    for (int64_t d = 0; d < job.padded; d += VW) store(sum + d, load(sum + d) + load(more + d));
-    job.touched[row] = 1;
-  });
+static void add_row(const Job& job, int64_t row, float* more) {
+  int64_t begin = job.first_entry[row], count = job.first_entry[row + 1] - begin;
+  if (!count) return;
+  const Entry* entries = job.entries + begin;
+  Rows queries = job.with_padding(job.unit_query);
+  weighted_sum<NV, true, 2>(queries, (const int32_t*)&entries->key, &entries->slope, count, more);
+  float* sum = job.sums + row * job.padded;
+  for (int64_t d = 0; d < job.padded; d += VW) store(sum + d, load(sum + d) + load(more + d));
+  job.touched[row] = 1;
 }
 
 template <int NV>
@@ -332,12 +352,14 @@ EXPORT void sampled_softmax_tokens(const Job* given) {
         else
           work_on_block<vectors, false>(job, part, block, token);
       if (!job.gradients) continue;
+      if (job.sums) {
+#pragma omp for schedule(dynamic, 64)
+        for (int64_t row = 0; row < job.rows; row++) add_row<vectors>(job, row, dunit.data());
+      } else {
 #pragma omp for schedule(dynamic)
-      for (int64_t bucket = 0; bucket < job.buckets; bucket++)
-        if (job.sums)
-          add_bucket<vectors>(job, bucket, sorted, dunit.data());
-        else
+        for (int64_t bucket = 0; bucket < job.buckets; bucket++)
           job.first_row[bucket + 1] = sorted.count(job, bucket);
+      }
     }
   });
   double total = 0;

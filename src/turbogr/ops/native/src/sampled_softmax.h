@@ -93,17 +93,17 @@ INLINE Products products(const float* query, const Rows& rows, const int32_t* at
   });
 }
 
-// NV vectors of out = sum_i weight[i] * rows[at[i]], from column `first` on. Long sums are made of short ones, which
-// keeps their rounding errors small.
-template <int NV, bool PADDED>
+// NV vectors of out = sum_i weight[i] * rows[at[i]], from column `first` on; places and weights are STEP apart. Long sums
+// are made of short ones, which keeps their rounding errors small.
+template <int NV, bool PADDED, int STEP>
 INLINE void sum_columns(const Rows& rows, int first, const int32_t* at, const float* weight, int64_t count, float* out) {
   Vec total[NV] = {};
   for (int64_t begin = 0; begin < count; begin += 256) {
     Vec part[NV] = {};
     int64_t end = begin + 256 < count ? begin + 256 : count;
     for (int64_t i = begin; i < end; i++) {
-      const float* row = rows.row(at[i]) + first;
-      for (int n = 0; n < NV; n++) part[n] += weight[i] * vector_of<NV, PADDED>(row, n, rows.tail);
+      const float* row = rows.row(at[i * STEP]) + first;
+      for (int n = 0; n < NV; n++) part[n] += weight[i * STEP] * vector_of<NV, PADDED>(row, n, rows.tail);
     }
     for (int n = 0; n < NV; n++) total[n] += part[n];
   }
@@ -111,11 +111,11 @@ INLINE void sum_columns(const Rows& rows, int first, const int32_t* at, const fl
 }
 
 // out (padded) = sum_i weight[i] * rows[at[i]]
-template <int NV, bool PADDED>
+template <int NV, bool PADDED, int STEP = 1>
 INLINE void weighted_sum(const Rows& rows, const int32_t* at, const float* weight, int64_t count, float* out) {
   int before = rows.vectors - NV;
-  for (int n = 0; n < before; n += UNROLLED) sum_columns<UNROLLED, true>(rows, n * VW, at, weight, count, out);
-  sum_columns<NV, PADDED>(rows, before * VW, at, weight, count, out);
+  for (int n = 0; n < before; n += UNROLLED) sum_columns<UNROLLED, true, STEP>(rows, n * VW, at, weight, count, out);
+  sum_columns<NV, PADDED, STEP>(rows, before * VW, at, weight, count, out);
 }
 
 // unit (padded) = x / max(|x|, eps) for a row in place.
