@@ -143,7 +143,7 @@ class TrainStep:
     def _update_rows(self, ctx: StepContext) -> None:
         """Divides every gradient by the step's tokens, refuses what is not finite, and updates the touched rows."""
         sums = ctx.sums
-        rows = RowGradients.merged(sums.row_gradients, self.table.num_rows)
+        rows = RowGradients.merged(sums.row_gradients, self.table.id_bound)
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.grad /= sums.tokens

@@ -1,6 +1,7 @@
 """Embedding rows: looked up in several tables at once, their gradients summed by distinct id, and updated.
 
 embedding_lookup    rows by id, with sparse gradients
+take_rows           rows by place, with dense gradients
 distinct, group     which ids occur, and where
 sum_groups          gradients of occurrences -> one per distinct id
 merge_rows          the sum of several such lists
@@ -12,6 +13,7 @@ rowwise_adagrad, lazy_adam, dense_adamw
 from turbogr.ops.embedding.backends import OPERATOR, AdamStep, Gradients, Groups, Rounding
 from turbogr.ops.embedding.lookup import embedding_lookup
 from turbogr.ops.embedding.rows import all_finite, distinct, group, merge_rows, round_rows, sum_groups
+from turbogr.ops.embedding.take import take_rows
 from turbogr.ops.embedding.update import dense_adamw, lazy_adam, rowwise_adagrad
 
 __all__ = [
@@ -30,4 +32,5 @@ __all__ = [
     "round_rows",
     "rowwise_adagrad",
     "sum_groups",
+    "take_rows",
 ]
