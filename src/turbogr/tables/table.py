@@ -112,11 +112,12 @@ class LocalTable:
         return self.num_rows
 
     def lookup(self, ids: Tensor) -> Rows:
-        """The rows of `ids` [n], each distinct one once, in fp32 whatever they are kept in."""
+        """The rows of `ids` [n], each distinct one once; those of a bf16 table in fp32."""
         unique_ids, inverse = distinct(ids, self.num_rows)
         (rows,) = embedding_lookup([self.weight], unique_ids, torch.tensor([0, len(unique_ids)], device="cpu"))
-        whole = self.weight.detach().requires_grad_() if self.weight.dtype == torch.float32 else None
-        return Rows(unique_ids, inverse, rows.float().requires_grad_(), whole)
+        if self.weight.dtype == torch.bfloat16:
+            return Rows(unique_ids, inverse, rows.float().requires_grad_())
+        return Rows(unique_ids, inverse, rows.requires_grad_(), self.weight.detach().requires_grad_())
 
     def apply(self, gradients: RowGradients, lr: float, *, scale: float = 1.0) -> None:
         """One optimizer step on the rows that have a gradient; every gradient counts `scale` times."""
@@ -139,8 +140,9 @@ class LocalTable:
             yield begin, self.rows(begin, min(begin + chunk, self.num_rows))
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Rows start .. stop, fp32 [stop - start, D]."""
-        return self.weight[start:stop].float()
+        """Rows start .. stop, [stop - start, D]; those of a bf16 table in fp32."""
+        rows = self.weight[start:stop]
+        return rows.float() if rows.dtype == torch.bfloat16 else rows
 
     def state(self) -> dict[str, Tensor]:
         """Weights and optimizer state, by name; a checkpoint loads into these tensors in place."""

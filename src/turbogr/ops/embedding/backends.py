@@ -50,6 +50,8 @@ class Gradients:
     """Every gradient counts so many times."""
     row_clip: float = 0.0
     """Largest norm of a row's scaled gradient; 0 is off."""
+    distinct: bool = False
+    """The ids are known to be distinct rows of the table and may come in any order, but for AdamW; nobody looks."""
 
 
 @dataclass(frozen=True)

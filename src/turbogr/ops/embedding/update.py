@@ -91,7 +91,8 @@ def _check(
         raise ValueError(f"gradients.ids is on {ids.device}, wanted it on {weight.device}, where the table is.")
     if rounding is not None and rounding.names is not None:
         check_whole_numbers("rounding.names", rounding.names, len(weight))
-    _check_ids(ids, len(weight))
+    if not gradients.distinct:
+        _check_ids(ids, len(weight))
 
 
 def _like(weight: Tensor, shape: torch.Size) -> str:
