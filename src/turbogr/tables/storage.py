@@ -15,8 +15,8 @@ from turbogr.ops.philox import Key, Purpose, normal_rows
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 INITIAL_STD, INITIAL_BOUND = 0.02, 2.0
-INITIAL_CHUNK = 1 << 20
-"""Values drawn at a time: what initialising needs beside the table does not grow with it."""
+INITIAL_CHUNK = 1 << 15
+"""Values drawn at a time: what initialising needs beside the table stays in the cache."""
 HUGE_PAGE = 1 << 21
 
 
@@ -44,17 +44,20 @@ def _ask_for_huge_pages(rows: Tensor) -> None:
 
 def initial_rows(seed: int, number: int, ids: Tensor, dim: int) -> Tensor:
     """fp32 [n, D], a pure function of (seed, table, id)."""
-    return normal_rows(Key(seed, 0, Purpose.TABLE_ROWS, number), ids, dim, INITIAL_STD, INITIAL_BOUND)
+    rows = torch.empty(len(ids), dim, device=ids.device)
+    fill_initial(rows, seed, number, ids)
+    return rows
 
 
 def fill_initial(weight: Tensor, seed: int, number: int, names: Tensor | None) -> None:
     """Every row its initial value; `names` int64 [N] are the rows' ids, None: their numbers."""
+    key = Key(seed, 0, Purpose.TABLE_ROWS, number)
     count, dim = weight.shape
     chunk = max(1, INITIAL_CHUNK // max(dim, 1))
     for begin in range(0, count, chunk):
         end = min(begin + chunk, count)
         ids = torch.arange(begin, end) if names is None else names[begin:end]
-        weight[begin:end] = initial_rows(seed, number, ids, dim)
+        weight[begin:end] = normal_rows(key, ids, dim, INITIAL_STD, INITIAL_BOUND)
 
 
 class StepRounding:
