@@ -19,6 +19,7 @@ from turbogr.ops.embedding import (
     Gradients,
     Groups,
     all_finite,
+    cpu,
     dense_adamw,
     distinct,
     embedding_lookup,
@@ -218,19 +219,42 @@ def test_distinct_ids_of_several_blocks_are_those_of_torch_unique(
             assert torch.equal(got, one)
 
 
-def test_marking_and_sorting_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marking_and_the_other_way_answer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches: a threshold under which the test above would try one way only."""
     calls: list[int] = []
-    true = torch.unique
-    monkeypatch.setattr(torch, "unique", lambda *args, **options: calls.append(1) or true(*args, **options))
+    unique, hashed = torch.unique, cpu._distinct_any
+    monkeypatch.setattr(torch, "unique", lambda *args, **options: calls.append(1) or unique(*args, **options))
+    monkeypatch.setattr(cpu, "_distinct_any", lambda ids: calls.append(1) or hashed(ids))
     for backend, rows_per_id in (("cpu", 1024), ("reference", 32)):
         if backend == "cpu" and not COMPILED:
             continue
         calls.clear()
         marked = distinct(torch.arange(10), 10 * rows_per_id, backend=backend)
         assert not calls
-        unique, inverse = distinct(torch.arange(10), 10 * rows_per_id + 1, backend=backend)
-        assert calls and torch.equal(marked[0], unique) and torch.equal(marked[1], inverse)
+        other = distinct(torch.arange(10), 10 * rows_per_id + 1, backend=backend)
+        assert calls and all(torch.equal(one, again) for one, again in zip(marked, other, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@given(ids=st.lists(st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3)), max_size=300))
+def test_distinct_ids_of_any_size_are_those_of_torch_unique(backend: str, ids: list[int]) -> None:
+    """Catches: negative ids sorted behind the others, a digit that the sort leaves out, ids that one hash joins."""
+    got = distinct(ints(*ids), None, backend=backend)
+    for one, wanted in zip(got, torch.unique(ints(*ids), return_inverse=True), strict=True):
+        assert torch.equal(one, wanted)
+
+
+@needs_compiled
+def test_many_ids_of_any_size_are_found_by_any_number_of_threads(
+    threads: Callable[[int], None], generator: torch.Generator
+) -> None:
+    """Catches: places that count the ids of one thread only."""
+    ids = torch.randint(-(2**62), 2**62, (5000,), generator=generator)[torch.randint(0, 5000, (40_000,))]
+    wanted = torch.unique(ids, return_inverse=True)
+    for count in (1, 2, 3, 9):
+        threads(count)
+        for got, one in zip(distinct(ids, None, backend="cpu"), wanted, strict=True):
+            assert torch.equal(got, one)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -477,5 +501,5 @@ def test_what_is_not_fp32_takes_the_reference() -> None:
     table = torch.randn(9, 4).double()
     (rows,) = embedding_lookup([table], ints(2, 8), ints(0, 2))
     assert torch.equal(rows, table[[2, 8]])
-    with pytest.raises(ConfigError, match="takes float32 rows, not torch.float64"):
+    with pytest.raises(ConfigError, match="takes float32 or bfloat16 rows, not torch.float64"):
         embedding_lookup([table], ints(2, 8), ints(0, 2), backend="cpu")

@@ -65,6 +65,7 @@ def test_the_numbers_of_the_purposes_never_change() -> None:
         "TABLE_ROWS": 5,
         "PARAMETERS": 6,
         "SAMPLE_USERS": 7,
+        "ROUNDING": 8,
     }
 
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.support.close import assert_close
 from turbogr.config import TablesConfig
-from turbogr.tables import LocalTable, RowGradients, table
+from turbogr.tables import LocalTable, RowGradients, storage
 
 ADAGRAD = TablesConfig(optimizer="adagrad")
 
@@ -49,7 +49,7 @@ def test_initial_rows_depend_on_seed_table_and_id_only(monkeypatch: pytest.Monke
     """Catches: rows drawn by chunk or by the table's size: a larger catalogue would be another model."""
     whole = make(50).weight
     assert torch.equal(make(20).weight, whole[:20])
-    monkeypatch.setattr(table, "INITIAL_CHUNK", 7)
+    monkeypatch.setattr(storage, "INITIAL_CHUNK", 7 * 4)
     assert torch.equal(make(50).weight, whole)
     assert not torch.equal(make(50, seed=1).weight, whole)
     assert not torch.equal(LocalTable(50, 4, ADAGRAD, seed=0, number=1).weight, whole)

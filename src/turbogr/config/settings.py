@@ -98,6 +98,8 @@ class TablesConfig:
     """Type in which rows and their gradients travel between the ranks of a group."""
     row_clip: float = 0.0
     """Largest norm of one row's gradient; 0 is off."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Of the rows as they are kept; updates are computed in fp32, and bf16 rows rounded up or down by chance."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from turbogr.files import sha256
 from turbogr.models import build_encoder
 from turbogr.recommend.answers import latest_seconds
 from turbogr.recommend.parts import Parts
+from turbogr.tables.storage import DTYPES
 from turbogr.train import checkpoint as checkpoints
 
 
@@ -27,7 +28,7 @@ def load_run(folder: Path, checkpoint: str | int, store_path: str | Path | None)
     if meta["store"] != sha256(store.path / "manifest.json"):
         raise CheckpointError(f"{path} was trained on another store than {store.path}: say which one.")
     encoder = build_encoder(config.model, config.train.seed)
-    weight = torch.empty(store.num_items, config.model.dim)
+    weight = torch.empty(store.num_items, config.model.dim, dtype=DTYPES[config.tables.dtype])
     state = {f"encoder.{name}": parameter.data for name, parameter in encoder.named_parameters()}
     state |= {f"encoder.{name}": buffer for name, buffer in encoder.named_buffers()}
     checkpoints.load(path, {**state, "table.weight": weight})
@@ -36,7 +37,7 @@ def load_run(folder: Path, checkpoint: str | int, store_path: str | Path | None)
         path=folder,
         config=config,
         encoder=encoder,
-        weight=weight,
+        weight=weight.float(),
         items=store.items.select(columns),
         latest=latest_seconds(store),
         origin={"step": meta["progress"]["step"], "epoch": meta["progress"]["epoch"]},

@@ -3,9 +3,12 @@
 from turbogr.tables.hierarchy import Grid, groups_of, make_grid
 from turbogr.tables.sharded import ShardedTable
 from turbogr.tables.table import LocalTable, Lookup, ReadableTable, RowGradients, Rows, Table
+from turbogr.tables.unbounded import Counts, Limits, UnboundedTable
 
 __all__ = [
+    "Counts",
     "Grid",
+    "Limits",
     "LocalTable",
     "Lookup",
     "ReadableTable",
@@ -13,6 +16,7 @@ __all__ = [
     "Rows",
     "ShardedTable",
     "Table",
+    "UnboundedTable",
     "groups_of",
     "make_grid",
 ]

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from turbogr.config import TablesConfig
-from turbogr.ops.embedding import AdamStep, Gradients, dense_adamw, lazy_adam, rowwise_adagrad
+from turbogr.ops.embedding import AdamStep, Gradients, Rounding, dense_adamw, lazy_adam, rowwise_adagrad
+from turbogr.tables.storage import zero_rows
 
 
 class RowOptimizer(Protocol):
@@ -19,7 +20,7 @@ class RowOptimizer(Protocol):
         """Tensors to checkpoint, updated in place."""
         ...
 
-    def update(self, weight: Tensor, gradients: Gradients, lr: float) -> None: ...
+    def update(self, weight: Tensor, gradients: Gradients, lr: float, rounding: Rounding | None = None) -> None: ...
 
 
 class RowwiseAdagrad:
@@ -32,8 +33,8 @@ class RowwiseAdagrad:
     def state(self) -> dict[str, Tensor]:
         return {"sum": self.sum}
 
-    def update(self, weight: Tensor, gradients: Gradients, lr: float) -> None:
-        rowwise_adagrad(weight, self.sum, gradients, lr=lr, eps=self.eps)
+    def update(self, weight: Tensor, gradients: Gradients, lr: float, rounding: Rounding | None = None) -> None:
+        rowwise_adagrad(weight, self.sum, gradients, lr=lr, eps=self.eps, rounding=rounding)
 
 
 class LazyAdam:
@@ -42,15 +43,15 @@ class LazyAdam:
     def __init__(self, config: TablesConfig, num_rows: int, dim: int, device: torch.device | None) -> None:
         self.betas, self.eps = config.betas, config.eps
         self.weight_decay = config.weight_decay
-        self.moment1 = torch.zeros(num_rows, dim, device=device)
-        self.moment2 = torch.zeros(num_rows, dim, device=device)
+        self.moment1 = zero_rows(num_rows, dim, device)
+        self.moment2 = zero_rows(num_rows, dim, device)
         self.step = torch.zeros((), dtype=torch.int64)  # on the CPU whatever the device: reading it waits for nothing
 
     def state(self) -> dict[str, Tensor]:
         return {"moment1": self.moment1, "moment2": self.moment2, "step": self.step}
 
-    def update(self, weight: Tensor, gradients: Gradients, lr: float) -> None:
-        lazy_adam(weight, self.moment1, self.moment2, gradients, self._next(lr))
+    def update(self, weight: Tensor, gradients: Gradients, lr: float, rounding: Rounding | None = None) -> None:
+        lazy_adam(weight, self.moment1, self.moment2, gradients, self._next(lr), rounding=rounding)
 
     def _next(self, lr: float) -> AdamStep:
         self.step += 1
@@ -60,8 +61,8 @@ class LazyAdam:
 class DenseAdamW(LazyAdam):
     """AdamW on every row every step, rows without a gradient included: what dense training of a table does."""
 
-    def update(self, weight: Tensor, gradients: Gradients, lr: float) -> None:
-        dense_adamw(weight, self.moment1, self.moment2, gradients, self._next(lr))
+    def update(self, weight: Tensor, gradients: Gradients, lr: float, rounding: Rounding | None = None) -> None:
+        dense_adamw(weight, self.moment1, self.moment2, gradients, self._next(lr), rounding=rounding)
 
 
 ROW_OPTIMIZERS: dict[str, type[RowwiseAdagrad] | type[LazyAdam]] = {

@@ -39,7 +39,8 @@ class ShardedTable:
     ) -> None:
         self.num_rows, self.dim, self.grid = num_rows, dim, grid
         self.placement = Placement(num_rows, grid.inside.rank, grid.inside.world)
-        self.own = LocalTable(num_rows, dim, config, seed=seed, number=number, device=device, placement=self.placement)
+        names = self.placement.ids(torch.arange(self.placement.begin, self.placement.end, device=device))
+        self.own = LocalTable(len(names), dim, config, seed=seed, number=number, device=device, names=names)
         self.exchange = Exchange(grid.inside, [dim], config.wire)
         self._bounds = self.placement.bounds()
 

@@ -18,14 +18,11 @@ from turbogr.ops.embedding import (
     embedding_lookup,
     group,
     merge_rows,
+    take_rows,
 )
-from turbogr.ops.philox import Key, Purpose, normal_rows
 from turbogr.tables.exchange import Request
 from turbogr.tables.optimizer import ROW_OPTIMIZERS, RowOptimizer
-from turbogr.tables.placement import Placement
-
-INITIAL_STD, INITIAL_BOUND = 0.02, 2.0
-INITIAL_CHUNK = 1 << 16
+from turbogr.tables.storage import DTYPES, StepRounding, empty_rows, fill_initial
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,8 @@ class RowGradients:
     values: Tensor  # [U, D]
 
     @classmethod
-    def merged(cls, parts: list["RowGradients"], num_rows: int) -> "RowGradients":
-        """The sum of several micro-batches, in their order."""
+    def merged(cls, parts: list["RowGradients"], num_rows: int | None) -> "RowGradients":
+        """The sum of several micro-batches, in their order; `num_rows` is the table's `id_bound`."""
         if len(parts) == 1:
             return parts[0]
         return cls(*merge_rows([part.ids for part in parts], [part.values for part in parts], num_rows))
@@ -56,6 +53,10 @@ class Rows:
     weight: Tensor  # [U, D] leaf
     whole: Tensor | None = None
     """[N, D] leaf: the table itself, for what reads rows in place, where it can be; its gradient is sparse."""
+
+    def at(self, places: Tensor) -> Tensor:
+        """The rows [n, D] of `places` int64 [n], which are `inverse` or a part of it."""
+        return take_rows(self.weight, places)
 
     def gradients(self) -> RowGradients:
         """Of the looked-up rows and of those that were read in place."""
@@ -82,8 +83,10 @@ class Lookup:
 class Table(Protocol):
     """What a training step asks of a table, in this order. Ranks that share one call each of it together."""
 
-    in_place: bool
-    """Whether rows can be read and given gradients where they lie: the whole table is in this process."""
+    @property
+    def in_place(self) -> bool:
+        """Whether rows can be read and given gradients where they lie: the whole table is in this process."""
+        ...
 
     @property
     def num_rows(self) -> int: ...
@@ -132,10 +135,12 @@ class ReadableTable(Protocol):
 
 
 class LocalTable:
-    """Rows in this process: a whole table, or one rank's run of it. Initial rows are a pure function of (seed, table,
-    id)."""
+    """A whole table in this process, or a rank's own rows of one that is spread over several.
 
-    in_place = True
+    Initial rows are a pure function of (seed, table, id), and so is the rounding of a bf16 table's update, with the
+    number of the update. `names` int64 [N] says which id every row is; None: its number. Callers speak of rows by
+    their number in either case.
+    """
 
     def __init__(
         self,
@@ -146,21 +151,29 @@ class LocalTable:
         seed: int,
         number: int = 0,
         device: torch.device | None = None,
-        placement: Placement | None = None,
+        names: Tensor | None = None,
     ) -> None:
-        """`placement`: which rows of a table of `num_rows` are held here; all without it, in the order of ids."""
-        self.num_rows, self.dim = num_rows, dim
+        assert names is None or len(names) == num_rows
+        self.num_rows, self.dim, self.names = num_rows, dim, names
         self.row_clip = config.row_clip
-        first, last = (placement.begin, placement.end) if placement else (0, num_rows)
-        self.local_rows = last - first
-        self.weight = torch.empty(self.local_rows, dim, device=device)
-        key = Key(seed, 0, Purpose.TABLE_ROWS, number)
-        for begin in range(first, last, INITIAL_CHUNK):
-            places = torch.arange(begin, min(begin + INITIAL_CHUNK, last))
-            ids = placement.ids(places) if placement else places
-            rows = normal_rows(key, ids, dim, INITIAL_STD, INITIAL_BOUND)
-            self.weight[begin - first : begin - first + len(ids)] = rows
-        self.optimizer: RowOptimizer = ROW_OPTIMIZERS[config.optimizer](config, self.local_rows, dim, device)
+        self.weight = empty_rows(num_rows, dim, DTYPES[config.dtype], device)
+        fill_initial(self.weight, seed, number, names)
+        self.rounding = StepRounding(seed, number) if config.dtype == "bf16" else None
+        self.optimizer: RowOptimizer = ROW_OPTIMIZERS[config.optimizer](config, num_rows, dim, device)
+
+    @property
+    def id_bound(self) -> int | None:
+        """Ids are below it; None where any int64 is one."""
+        return self.num_rows
+
+    @property
+    def local_rows(self) -> int:
+        return self.num_rows
+
+    @property
+    def in_place(self) -> bool:
+        """The loss reads fp32."""
+        return self.weight.dtype != torch.bfloat16
 
     def request(self, ids: Tensor) -> Lookup:
         return Lookup(*distinct(ids, self.num_rows))
@@ -169,13 +182,18 @@ class LocalTable:
         """Nobody is asked."""
 
     def answer(self, lookup: Lookup) -> Rows:
-        places = lookup.places
-        (rows,) = embedding_lookup([self.weight], places, torch.tensor([0, len(places)], device="cpu"))
-        return Rows(places, lookup.inverse, rows.requires_grad_(), self.weight.detach().requires_grad_())
+        rows = self.gathered(lookup.places)
+        whole = self.weight.detach().requires_grad_() if self.in_place else None
+        return Rows(lookup.places, lookup.inverse, rows.requires_grad_(), whole)
 
     def lookup(self, ids: Tensor) -> Rows:
         """The rows of `ids` [n], each distinct one once."""
         return self.answer(self.request(ids))
+
+    def gathered(self, places: Tensor) -> Tensor:
+        """The rows [n, D] at `places`; those of a bf16 table in fp32."""
+        (rows,) = embedding_lookup([self.weight], places, torch.tensor([0, len(places)], device="cpu"))
+        return rows.float() if rows.dtype == torch.bfloat16 else rows
 
     def collect(self, lookup: Lookup, rows: Rows) -> RowGradients:
         return rows.gradients()
@@ -183,13 +201,17 @@ class LocalTable:
     def apply(self, gradients: RowGradients, lr: float, *, scale: float = 1.0) -> None:
         """One optimizer step on the rows that have a gradient; every gradient counts `scale` times."""
         summed = Gradients(gradients.ids, gradients.values, scale=scale, row_clip=self.row_clip)
-        self.optimizer.update(self.weight, summed, lr)
+        self._update(summed, lr)
 
     def apply_occurrences(self, ids: Tensor, gradients: Tensor, lr: float, *, scale: float = 1.0) -> None:
         """The same step from gradients [n, D] of ids [n] with repeats, which the update itself sums by id."""
         unique_ids, places = distinct(ids, self.num_rows)
         apart = Gradients(unique_ids, gradients, group(places, len(unique_ids)), scale, self.row_clip)
-        self.optimizer.update(self.weight, apart, lr)
+        self._update(apart, lr)
+
+    def _update(self, gradients: Gradients, lr: float) -> None:
+        rounding = None if self.rounding is None else self.rounding.next(self.names)
+        self.optimizer.update(self.weight, gradients, lr, rounding)
 
     def scan(self, chunk: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (first id, rows [c, D]) over the whole table, in order."""
@@ -197,12 +219,16 @@ class LocalTable:
             yield begin, self.rows(begin, min(begin + chunk, self.num_rows))
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Rows start .. stop, [stop - start, D]."""
-        return self.weight[start:stop]
+        """Rows start .. stop, [stop - start, D]; those of a bf16 table in fp32."""
+        rows = self.weight[start:stop]
+        return rows.float() if rows.dtype == torch.bfloat16 else rows
 
     def state(self) -> dict[str, Tensor]:
         """Weights and optimizer state, by name; a checkpoint fills these very tensors."""
-        return {"weight": self.weight, **{f"optimizer.{name}": value for name, value in self.optimizer.state().items()}}
+        state = {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
+        if self.rounding is not None:
+            state["rounding.step"] = self.rounding.step
+        return {"weight": self.weight, **state}
 
     def restored(self, state: dict[str, Tensor]) -> None:
         """`state` are the table's own tensors."""

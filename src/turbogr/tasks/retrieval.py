@@ -35,7 +35,7 @@ class RetrievalTask:
         self.negatives = config.negatives.count
         self.logq = config.negatives.logq
         self.temperature = config.task.temperature
-        self.in_place = True
+        self.in_place = config.tables.dtype == "fp32"
         """The whole table is in this process: the loss may read its rows where they lie."""
         self.bf16 = config.train.precision == "bf16"
         self.device = device
@@ -57,8 +57,7 @@ class RetrievalTask:
         items = rows.inverse[:tokens]
         sequences = Sequences(batch.offsets, noise.positions, batch.times, batch.next_times, noise)
         with self._autocast():
-            # index_select's backward adds duplicates in a fixed order on a CPU
-            encoded = encode(self.encoder, torch.index_select(rows.weight, 0, items), sequences)
+            encoded = encode(self.encoder, rows.at(items), sequences)
         if isinstance(negatives, UniformDraws):
             assert rows.whole is not None
             # no correction: one that is the same for every item changes nothing

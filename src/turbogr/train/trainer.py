@@ -150,7 +150,7 @@ class Trainer:
         self.task.in_place = self.table.in_place
         self.cost = WorkCost(config, self.device)
         dealer = Dealer(config.balance, ranks.rank, ranks.world, self.cost)
-        self.feed = Feed(config, dealer, together=not self.table.in_place or self.sharded_encoder)
+        self.feed = Feed(config, dealer, together=isinstance(self.table, ShardedTable) or self.sharded_encoder)
         rates = rate_course(config, config.train.epochs * self.feed.steps_of(first))
         copies = self.grid.across if self.grid else ranks
         self.step = TrainStep(

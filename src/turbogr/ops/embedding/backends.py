@@ -13,6 +13,7 @@ from torch import Tensor
 from turbogr.errors import ConfigError
 from turbogr.ops import native
 from turbogr.ops.checks import check_whole_numbers, kind
+from turbogr.ops.philox import Key
 from turbogr.ops.registry import Backend, register
 from turbogr.ops.triton_support import rejects_triton
 
@@ -49,6 +50,8 @@ class Gradients:
     """Every gradient counts so many times."""
     row_clip: float = 0.0
     """Largest norm of a row's scaled gradient; 0 is off."""
+    distinct: bool = False
+    """The ids are known to be distinct rows of the table and may come in any order, but for AdamW; nobody looks."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,24 @@ class AdamStep:
         return 1 - self.betas[0] ** self.number, 1 - self.betas[1] ** self.number
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """How a bf16 table stores what was computed in fp32: up or down by chance, so that small steps are not lost.
+
+    A number goes up with the probability of the bits that are cut off, drawn for (key, name of the row, column).
+    """
+
+    key: Key
+    names: Tensor | None = None
+    """int64 [N] what every row of the table is called, whichever rank or slot it lies in; None: its number."""
+
+
 class Kernels(Protocol):
     """A backend's module. Tensors of one call have one device and one type."""
 
     def lookup(self, tables: Sequence[Tensor], ids: Tensor, offsets: list[int]) -> list[Tensor]: ...
 
-    def distinct(self, ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]: ...
+    def distinct(self, ids: Tensor, num_rows: int | None) -> tuple[Tensor, Tensor]: ...
 
     def group(self, places: Tensor, count: int) -> Groups: ...
 
@@ -82,13 +97,31 @@ class Kernels(Protocol):
 
     def all_finite(self, values: Tensor) -> bool: ...
 
-    def adagrad(self, weight: Tensor, total: Tensor, gradients: Gradients, lr: float, eps: float) -> None: ...
+    def round_rows(self, values: Tensor, rounding: Rounding) -> Tensor: ...
 
-    def lazy_adam(
-        self, weight: Tensor, moment1: Tensor, moment2: Tensor, gradients: Gradients, step: AdamStep
+    def adagrad(
+        self, weight: Tensor, total: Tensor, gradients: Gradients, lr: float, eps: float, rounding: Rounding | None
     ) -> None: ...
 
-    def adamw(self, weight: Tensor, moment1: Tensor, moment2: Tensor, gradients: Gradients, step: AdamStep) -> None: ...
+    def lazy_adam(
+        self,
+        weight: Tensor,
+        moment1: Tensor,
+        moment2: Tensor,
+        gradients: Gradients,
+        step: AdamStep,
+        rounding: Rounding | None,
+    ) -> None: ...
+
+    def adamw(
+        self,
+        weight: Tensor,
+        moment1: Tensor,
+        moment2: Tensor,
+        gradients: Gradients,
+        step: AdamStep,
+        rounding: Rounding | None,
+    ) -> None: ...
 
 
 def _compiled() -> Kernels:
@@ -121,7 +154,7 @@ OPERATOR = register(
 )
 TAKEN = {
     "triton": (torch.float32, torch.bfloat16, torch.float16, torch.int64),
-    "cpu": (torch.float32, torch.int64),
+    "cpu": (torch.float32, torch.bfloat16, torch.int64),
 }
 """Types of rows, and of ids, that a backend has kernels for."""
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from turbogr.ops.checks import check_below, check_whole_numbers, kind
-from turbogr.ops.embedding.backends import Groups, kernels
+from turbogr.ops.embedding.backends import Groups, Rounding, kernels
 
 
-def distinct(ids: Tensor, num_rows: int, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """(distinct ids ascending [U], place of every id among them [n]) of int64 ids [n] in [0, num_rows).
+def distinct(ids: Tensor, num_rows: int | None, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """(distinct ids ascending [U], place of every id among them [n]) of int64 ids [n] in [0, num_rows), None: any.
 
     Example:
         >>> distinct(torch.tensor([7, 2, 7]), 10)
@@ -40,12 +40,12 @@ def sum_groups(values: Tensor, groups: Groups, *, backend: str | None = None) ->
 
 
 def merge_rows(
-    ids: Sequence[Tensor], values: Sequence[Tensor], num_rows: int, *, backend: str | None = None
+    ids: Sequence[Tensor], values: Sequence[Tensor], num_rows: int | None, *, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
     """The sum of several lists of rows as (distinct ids ascending [U], values [U, D]), added in the lists' order.
 
     Args:
-        ids: int64 [u_k] each, distinct and ascending, in [0, num_rows).
+        ids: int64 [u_k] each, distinct and ascending, in [0, num_rows), or any where it is None.
         values: [u_k, D] each.
 
     Example:
@@ -71,3 +71,19 @@ def all_finite(values: Tensor, *, backend: str | None = None) -> bool:
     if not values.is_floating_point():
         raise ValueError(f"values is {kind(values)}, wanted a floating-point tensor.")
     return kernels(values, backend).all_finite(values)
+
+
+def round_rows(values: Tensor, rounding: Rounding, *, backend: str | None = None) -> Tensor:
+    """bf16 [n, D] of fp32 values [n, D] as a bf16 table stores them; `rounding.names` [n] are the rows' names.
+
+    Example:
+        >>> from turbogr.ops.philox import Key, Purpose
+        >>> drawn = round_rows(torch.full((1, 4096), 1 + 2**-9), Rounding(Key(0, 0, Purpose.ROUNDING)))
+        >>> sorted(set(drawn.flatten().tolist()))  # a quarter of a bf16 step: up in one of four draws
+        [1.0, 1.0078125]
+    """
+    if values.dim() != 2 or not values.is_floating_point():
+        raise ValueError(f"values is {kind(values)}, wanted floating-point [n, D].")
+    if rounding.names is not None:
+        check_whole_numbers("rounding.names", rounding.names, len(values))
+    return kernels(values, backend).round_rows(values, rounding)

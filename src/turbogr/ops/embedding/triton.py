@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from turbogr.ops.embedding.backends import AdamStep, Gradients, Groups
+from turbogr.ops.embedding import reference
+from turbogr.ops.embedding.backends import AdamStep, Gradients, Groups, Rounding
 from turbogr.ops.embedding.reference import all_finite as all_finite
 from turbogr.ops.triton_support import Configuration, next_power_of_two
 
@@ -195,8 +196,8 @@ def lookup(tables: Sequence[Tensor], ids: Tensor, offsets: list[int]) -> list[Te
     return outs
 
 
-def distinct(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    if num_rows > SPARSE * len(ids):
+def distinct(ids: Tensor, num_rows: int | None) -> tuple[Tensor, Tensor]:
+    if num_rows is None or num_rows > SPARSE * len(ids):
         unique, inverse = torch.unique(ids, return_inverse=True)
         return unique, inverse
     seen = torch.zeros(num_rows, dtype=torch.bool, device=ids.device).index_fill_(0, ids, True)
@@ -228,23 +229,54 @@ def merge(places: list[Tensor], values: list[Tensor], count: int) -> Tensor:
     return total
 
 
-def adagrad(weight: Tensor, total: Tensor, gradients: Gradients, lr: float, eps: float) -> None:
+def round_rows(values: Tensor, rounding: Rounding) -> Tensor:
+    return reference.round_rows(values, rounding)
+
+
+def adagrad(
+    weight: Tensor, total: Tensor, gradients: Gradients, lr: float, eps: float, rounding: Rounding | None = None
+) -> None:
+    if _drawn(weight, rounding):
+        return reference.adagrad(weight, total, gradients, lr, eps, rounding)
     assert weight.is_contiguous() and total.is_contiguous()
     if len(gradients.ids):
         given = gradients.ids.contiguous(), *_given(gradients)
         _adagrad_kernel[(len(gradients.ids),)](*given, weight, total, lr, eps, **_sizes(weight.shape[1]), num_warps=1)
 
 
-def lazy_adam(weight: Tensor, moment1: Tensor, moment2: Tensor, gradients: Gradients, step: AdamStep) -> None:
+def lazy_adam(
+    weight: Tensor,
+    moment1: Tensor,
+    moment2: Tensor,
+    gradients: Gradients,
+    step: AdamStep,
+    rounding: Rounding | None = None,
+) -> None:
+    if _drawn(weight, rounding):
+        return reference.lazy_adam(weight, moment1, moment2, gradients, step, rounding)
     if len(gradients.ids):
         _adam(len(gradients.ids), gradients.ids.contiguous(), None, weight, moment1, moment2, gradients, step, 1.0)
 
 
-def adamw(weight: Tensor, moment1: Tensor, moment2: Tensor, gradients: Gradients, step: AdamStep) -> None:
+def adamw(
+    weight: Tensor,
+    moment1: Tensor,
+    moment2: Tensor,
+    gradients: Gradients,
+    step: AdamStep,
+    rounding: Rounding | None = None,
+) -> None:
+    if _drawn(weight, rounding):
+        return reference.adamw(weight, moment1, moment2, gradients, step, rounding)
     rows, count = len(weight), len(gradients.ids)
     places = torch.full((rows,), -1, dtype=torch.int32, device=weight.device)
     places.index_copy_(0, gradients.ids, torch.arange(count, dtype=torch.int32, device=weight.device))
     _adam(rows, None, places, weight, moment1, moment2, gradients, step, 1 - step.lr * step.weight_decay)
+
+
+def _drawn(weight: Tensor, rounding: Rounding | None) -> bool:
+    """Whether the update rounds by chance, for which there is no kernel yet."""
+    return rounding is not None and weight.dtype == torch.bfloat16
 
 
 def _adam(

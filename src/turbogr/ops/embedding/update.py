@@ -1,5 +1,8 @@
 """Row optimizers: they change a table in place, given gradients by distinct id or, with `groups`, by occurrence.
 
+A bf16 table is updated in fp32, from fp32 gradients and optimizer state, and stored by `rounding`; to the nearest
+without one, where steps below half a bf16 step are lost.
+
 n occurrences, U distinct ids, N rows of a table, D width; g the summed, scaled and clipped gradient of a row
 """
 
@@ -7,11 +10,18 @@ import torch
 from torch import Tensor
 
 from turbogr.ops.checks import check_whole_numbers, kind
-from turbogr.ops.embedding.backends import AdamStep, Gradients, kernels
+from turbogr.ops.embedding.backends import AdamStep, Gradients, Rounding, kernels
 
 
 def rowwise_adagrad(
-    weight: Tensor, total: Tensor, gradients: Gradients, *, lr: float, eps: float, backend: str | None = None
+    weight: Tensor,
+    total: Tensor,
+    gradients: Gradients,
+    *,
+    lr: float,
+    eps: float,
+    rounding: Rounding | None = None,
+    backend: str | None = None,
 ) -> None:
     """On touched rows: total += mean(g^2);  weight -= lr * g / (sqrt(total) + eps).
 
@@ -23,8 +33,8 @@ def rowwise_adagrad(
         >>> weight.tolist()
         [[0.0, 0.0], [-0.5, -0.5], [0.0, 0.0]]
     """
-    _check(weight, {"total": (total, weight.shape[:1])}, gradients)
-    kernels(weight, backend).adagrad(weight, total, gradients, lr, eps)
+    _check(weight, {"total": (total, weight.shape[:1])}, gradients, rounding)
+    kernels(weight, backend).adagrad(weight, total, gradients, lr, eps, rounding)
 
 
 def lazy_adam(
@@ -34,11 +44,12 @@ def lazy_adam(
     gradients: Gradients,
     step: AdamStep,
     *,
+    rounding: Rounding | None = None,
     backend: str | None = None,
 ) -> None:
     """Adam on touched rows; the moments of the others stand still. weight, moment1, moment2 [N, D]."""
-    _check(weight, {"moment1": (moment1, weight.shape), "moment2": (moment2, weight.shape)}, gradients)
-    kernels(weight, backend).lazy_adam(weight, moment1, moment2, gradients, step)
+    _check(weight, {"moment1": (moment1, weight.shape), "moment2": (moment2, weight.shape)}, gradients, rounding)
+    kernels(weight, backend).lazy_adam(weight, moment1, moment2, gradients, step, rounding)
 
 
 def dense_adamw(
@@ -48,14 +59,17 @@ def dense_adamw(
     gradients: Gradients,
     step: AdamStep,
     *,
+    rounding: Rounding | None = None,
     backend: str | None = None,
 ) -> None:
     """AdamW on every row, g = 0 where there is no gradient. weight, moment1, moment2 [N, D]."""
-    _check(weight, {"moment1": (moment1, weight.shape), "moment2": (moment2, weight.shape)}, gradients)
-    kernels(weight, backend).adamw(weight, moment1, moment2, gradients, step)
+    _check(weight, {"moment1": (moment1, weight.shape), "moment2": (moment2, weight.shape)}, gradients, rounding)
+    kernels(weight, backend).adamw(weight, moment1, moment2, gradients, step, rounding)
 
 
-def _check(weight: Tensor, state: dict[str, tuple[Tensor, torch.Size]], gradients: Gradients) -> None:
+def _check(
+    weight: Tensor, state: dict[str, tuple[Tensor, torch.Size]], gradients: Gradients, rounding: Rounding | None
+) -> None:
     """`state`: what is kept beside the table, and the shape that it must have."""
     if weight.dim() != 2 or not weight.is_floating_point():
         raise ValueError(f"weight is {kind(weight)}, wanted floating-point [N, D].")
@@ -75,7 +89,10 @@ def _check(weight: Tensor, state: dict[str, tuple[Tensor, torch.Size]], gradient
         raise ValueError(f"gradients.values is {kind(values)} on {values.device}, wanted {_like(weight, shape)}.")
     if ids.device != weight.device:
         raise ValueError(f"gradients.ids is on {ids.device}, wanted it on {weight.device}, where the table is.")
-    _check_ids(ids, len(weight))
+    if rounding is not None and rounding.names is not None:
+        check_whole_numbers("rounding.names", rounding.names, len(weight))
+    if not gradients.distinct:
+        _check_ids(ids, len(weight))
 
 
 def _like(weight: Tensor, shape: torch.Size) -> str:

@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     TABLE_ROWS = 5
     PARAMETERS = 6
     SAMPLE_USERS = 7
+    ROUNDING = 8
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,20 @@ def random_order(seed: int, step: int, count: int) -> Tensor:
     return torch.argsort((words[:, 0] << 31) | (words[:, 1] >> 1), stable=True)
 
 
+def row_words(key: Key, ids: Tensor, dim: int) -> Tensor:
+    """[n, dim] int64 in [0, 2^32) for the rows of any int64 ids [n].
+
+    The lower half of an id is the counter's user; the upper half, folded to 16 bits, its position. So ids below 2^32
+    never share their numbers, and of others two in 2^48.
+    """
+    upper = ids >> 32 & 0xFFFFFFFF
+    return random_words(key, ids & 0xFFFFFFFF, (upper ^ upper >> 16) & 0xFFFF, dim)
+
+
 def normal_rows(key: Key, ids: Tensor, dim: int, std: float, bound: float = 0.0) -> Tensor:
     """[n, dim] rows of a normal distribution, cut at +-bound deviations if bound > 0; a pure function of the id."""
     # the inverse distribution function of uniform numbers in the middle of 2^-32 wide cells
-    uniform = (random_words(key, ids, torch.zeros_like(ids), dim).double() + 0.5) / 2.0**32
+    uniform = (row_words(key, ids, dim).double() + 0.5) / 2.0**32
     if bound > 0:
         edge = torch.special.ndtr(torch.tensor(-bound, dtype=torch.float64, device="cpu")).item()
         uniform = edge + uniform * (1 - 2 * edge)
@@ -95,5 +106,5 @@ def normal_rows(key: Key, ids: Tensor, dim: int, std: float, bound: float = 0.0)
 
 def uniform_rows(key: Key, ids: Tensor, dim: int, edge: float) -> Tensor:
     """[n, dim] rows uniform in (-edge, edge); a pure function of the id."""
-    uniform = (random_words(key, ids, torch.zeros_like(ids), dim).double() + 0.5) / 2.0**32
+    uniform = (row_words(key, ids, dim).double() + 0.5) / 2.0**32
     return ((2 * uniform - 1) * edge).float()

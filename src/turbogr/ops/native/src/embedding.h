@@ -36,7 +36,10 @@ INLINE void end_of_stream() {
 #endif
 }
 
-INLINE bool streams(const float* out, int64_t dim) { return dim % VW == 0 && uintptr_t(out) % sizeof(Vec) == 0; }
+// Whether rows of so many bytes from `out` on are whole vectors.
+INLINE bool streams(const void* out, int64_t bytes) {
+  return bytes % sizeof(Vec) == 0 && uintptr_t(out) % sizeof(Vec) == 0;
+}
 
 // Columns first .. first + V * VW of `count` rows, summed in the order of `order`; the last vector begins at `last`, so
 // that a width which is no multiple of VW overlaps the vector before it. `known` places of `order` may be read.
