@@ -97,13 +97,6 @@ struct LongRow {
   }
 };
 
-// Units up to the last one of a long row.
-static size_t up_to_long_rows(const std::vector<ForwardUnit>& units, const int64_t* offsets) {
-  size_t end = units.size();
-  while (end > 0 && offsets[units[end - 1].row + 1] - offsets[units[end - 1].row] <= SHORT_ROW) end--;
-  return end;
-}
-
 struct BackwardUnit {
   size_t first, last;   // rows, by their place in the order
   int key_block;        // of a long row, the first; -1: all of them

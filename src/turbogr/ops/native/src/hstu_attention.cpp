@@ -8,6 +8,13 @@ typedef HalfTiles InHalf;
 typedef Half InHalf;
 #endif
 
+// Units up to the last one of a long row.
+static size_t up_to_long_rows(const std::vector<ForwardUnit>& units, const int64_t* offsets) {
+  size_t end = units.size();
+  while (end > 0 && offsets[units[end - 1].row + 1] - offsets[units[end - 1].row] <= SHORT_ROW) end--;
+  return end;
+}
+
 template <class N>
 static void forward(const HstuCall& call) {
   const Bias bias(call.tables, call.max_len, !N::TILES);  // tiles have queries as rows, both ways
