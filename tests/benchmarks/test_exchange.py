@@ -79,10 +79,11 @@ def test_ranks_on_two_nodes_measure_what_is_counted(tmp_path: Path) -> None:
     job = exchange_ranks.Job({"flat": 1, "hierarchical": 2}, [load], rounds=3, seconds=20)
     answers = exchange_ranks.launch(2, 2, job, tmp_path / "job", limit_s=240, rate="1gbit")
     found = exchange.topology(answers)
-    planned = exchange_plan.plan(load, 2, 2)
-    for name, expected in (("flat", planned.flat), ("hierarchical", planned.hierarchical)):
+    planned = [exchange_plan.plan(load, 2, 2, step) for step in range(3, 6)]  # after two rounds to warm up
+    for name in ("flat", "hierarchical"):
+        expected = float(np.median([getattr(one, name) for one in planned]))
         sent = exchange.total(found["parts"][name], "sent")
-        assert expected < sent < 1.1 * expected + 20_000
+        assert 0.98 * expected < sent < 1.1 * expected + 20_000
     assert found["parts"]["hierarchical"]["lookup"]["sent"] < 10_000
     assert found["check"][0]["flat"]["row_error"] == 0
 
