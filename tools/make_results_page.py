@@ -269,6 +269,12 @@ def summary() -> list[str]:
             f"| ML-1M, {name}, seeds: {len(results)}; HR@10 / NDCG@10 of the best epoch | "
             f"{mean_and_spread(results, 'best', 'hr@10')} / {mean_and_spread(results, 'best', 'ndcg@10')} |"
         )
+    for result in newest("balance"):
+        f = result["figures"]
+        lines.append(
+            "| 64 ranks, KuaiRand-27K's clicks up to 8192: imbalance of cost as drawn, dealt out; mean wait of two real "
+            f"ranks | {f['naive_8192_64']:.2f}, {f['imbalance_8192_64']:.5f}; {f['wait_reduction_x']:.1f}x less |"
+        )
     for result in newest("demo_quality"):
         f = result["figures"]
         lines.append(
@@ -305,6 +311,28 @@ def main() -> None:
         *ops(),
         *peers(),
         *ml1m(),
+        *plain(
+            "balance",
+            "Every rank the same work",
+            "`imbalance_CAP_RANKS` is (max - min) / max of the ranks' cost on KuaiRand-27K's real click histories cut at CAP, "
+            "32 users a rank, D=1024, mean of 8 draws; `naive` as drawn. `wait_...` and `step_...`: two gloo ranks, one "
+            "pinned thread each, 4 users a rank cut at 8192, the two ways taking turns. [distributed.md](distributed.md) "
+            "has the plot of all rules, the raw result all tables.",
+            "python -m benchmarks.balance",
+        ),
+        *plain(
+            "exchange",
+            "Sharded tables over a slow link",
+            "Hosts are network namespaces, the link between them is shaped to 1 Gbit/s; one group of all ranks (flat) "
+            "against a group per host, the same batches, taking turns.",
+            "python -m benchmarks.exchange",
+        ),
+        *plain(
+            "table",
+            "A large table in one process",
+            "10 million x 64 rows, 100,000 ids a step (Zipf 1.05), forward, backward and update, like optimizers taking turns.",
+            "python -m benchmarks.table",
+        ),
         *plain(
             "demo_quality",
             "The demo",
