@@ -272,8 +272,8 @@ def summary() -> list[str]:
     for result in newest("balance"):
         f = result["figures"]
         lines.append(
-            "| 64 ranks, KuaiRand-27K's clicks up to 8192: imbalance of cost as drawn, dealt out; mean wait of two real "
-            f"ranks | {f['naive_8192_64']:.2f}, {f['imbalance_8192_64']:.5f}; {f['wait_reduction_x']:.1f}x less |"
+            "| 64 ranks, KuaiRand-27K's clicks up to 8192: imbalance of cost as drawn, dealt out; mean wait of two "
+            f"real ranks | {f['naive_8192_64']:.2f}, {f['imbalance_8192_64']:.5f}; {f['wait_reduction_x']:.1f}x less |"
         )
     for result in newest("demo_quality"):
         f = result["figures"]
@@ -314,10 +314,10 @@ def main() -> None:
         *plain(
             "balance",
             "Every rank the same work",
-            "`imbalance_CAP_RANKS` is (max - min) / max of the ranks' cost on KuaiRand-27K's real click histories cut at CAP, "
-            "32 users a rank, D=1024, mean of 8 draws; `naive` as drawn. `wait_...` and `step_...`: two gloo ranks, one "
-            "pinned thread each, 4 users a rank cut at 8192, the two ways taking turns. [distributed.md](distributed.md) "
-            "has the plot of all rules, the raw result all tables.",
+            "`imbalance_CAP_RANKS` is (max - min) / max of the ranks' cost on KuaiRand-27K's real click histories cut "
+            "at CAP, 32 users a rank, D=1024, mean of 8 draws; `naive` as drawn. `wait_...` and `step_...`: two gloo "
+            "ranks, one pinned thread each, 4 users a rank cut at 8192, the two ways taking turns. "
+            "[distributed.md](distributed.md) has the plot of all rules, the raw result all tables.",
             "python -m benchmarks.balance",
         ),
         *plain(
@@ -330,7 +330,8 @@ def main() -> None:
         *plain(
             "table",
             "A large table in one process",
-            "10 million x 64 rows, 100,000 ids a step (Zipf 1.05), forward, backward and update, like optimizers taking turns.",
+            "10 million x 64 rows, 100,000 ids a step (Zipf 1.05), forward, backward and update, like optimizers taking "
+            "turns.",
             "python -m benchmarks.table",
         ),
         *plain(
