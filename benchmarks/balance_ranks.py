@@ -4,7 +4,6 @@ Both ways take turns, step by step, over the same global steps. A step begins wh
 time from a rank's own end of compute, where it comes to the first collective, to the slower rank's.
 """
 
-import dataclasses
 import json
 import os
 import socket
@@ -22,8 +21,16 @@ import pyarrow as pa
 
 from benchmarks.balance_lengths import kuairand_lengths
 from benchmarks.common import ROOT
-from turbogr.config import BalanceConfig, Config, DataConfig, LogConfig, ModelConfig, NegativesConfig, TrainConfig
-from turbogr.config import DeviceConfig
+from turbogr.config import (
+    BalanceConfig,
+    Config,
+    DataConfig,
+    DeviceConfig,
+    LogConfig,
+    ModelConfig,
+    NegativesConfig,
+    TrainConfig,
+)
 from turbogr.data.balance import UserCost
 from turbogr.data.prepare import prepare_frame
 
