@@ -37,7 +37,7 @@ def test_an_unbounded_table_knows_every_id_of_the_batches() -> None:
 
 
 def test_figures_are_baseline_over_ours_and_ours_over_the_bounded_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches: a ratio upside down, the worse of a baseline's code paths taken, a missing peer without its reason."""
+    """Catches: a ratio upside down, a baseline's two code paths mixed up, a missing peer without its reason."""
     seconds = {
         "lazy_adam": [0.01], "sparse_adam": [0.07], "adagrad": [0.01], "unbounded": [0.015], "unbounded_new": [0.018],
         "tbe_none": [0.09], "tbe_bags": [0.08], "copy": [0.004],
@@ -56,10 +56,12 @@ def test_figures_are_baseline_over_ours_and_ours_over_the_bounded_table(monkeypa
     monkeypatch.setattr(table, "taken_in_turn", lambda *_, **__: seconds)
     assert table.adam_part(200, 1).figures == {"vs_sparse_adam_x": pytest.approx(7)}
     figures = table.adagrad_part(200, 1, Path("python")).figures
-    assert figures["vs_tbe_x"] == pytest.approx(8) and figures["unbounded_ratio"] == pytest.approx(1.5)
+    assert figures["vs_tbe_x"] == pytest.approx(9) and figures["vs_tbe_bags_x"] == pytest.approx(8)
+    assert figures["unbounded_ratio"] == pytest.approx(1.5)
     assert figures["unbounded_new_ratio"] == pytest.approx(1.8)
     part = table.adagrad_part(200, 1, "no environment")
-    assert part.figures["vs_tbe_x"] is None and part.reasons == {"vs_tbe_x": "no environment"}
+    assert part.figures["vs_tbe_x"] is None and part.figures["vs_tbe_bags_x"] is None
+    assert part.reasons == dict.fromkeys(table.PATHS, "no environment")
 
 
 def test_a_side_that_times_itself_is_believed_and_batches_take_turns() -> None:
