@@ -2,13 +2,13 @@
 
     python -m benchmarks.table [--quick] [--data DIR] [--out DIR]
 
-10 million rows of 64 (quick: 4 million), 100,000 Zipf(1.05) ids a step, the step that the trainer does:
+10 million rows of 64 (quick: 2 million), 100,000 Zipf(1.05) ids a step, the step that the trainer does:
 table.lookup -> rows.at -> backward -> table.apply. Each ratio is between like optimizers that take turns in one run,
 all with the tuned allocator and huge pages; the rows are compared before anything is timed.
 
     vs_sparse_adam_x       nn.Embedding(sparse=True) + SparseAdam / ours with lazy Adam
     vs_tbe_x               fbgemm's TBE with row-wise Adagrad / ours; without pooling, as TorchRec's EmbeddingCollection
-                           calls it for sequences. It runs in an environment of its own, .venv-tbe, which a full run makes
+                           calls it for sequences; in an environment of its own, .venv-tbe, which a full run makes
     vs_tbe_bags_x          the same by its other code path, bags of one id each: the same rows, and much faster
     unbounded_ratio        a table of unbounded ids, all of them known / the bounded one; row-wise Adagrad
     unbounded_new_ratio    the same where one occurrence in a hundred is an id never seen before
@@ -54,7 +54,7 @@ from turbogr.cli import SPIN
 from turbogr.device import return_freed_memory, tune_allocator
 from turbogr.tables import LocalTable, UnboundedTable
 
-ROWS, ROWS_QUICK, ROWS_OF_MEMORY_QUICK = 10_000_000, 4_000_000, 1_000_000
+ROWS, ROWS_QUICK, ROWS_OF_MEMORY_QUICK = 10_000_000, 2_000_000, 1_000_000
 ROUNDS, ROUNDS_QUICK = 33, 9
 TOLERANCE = 1e-5
 PATHS = {"vs_tbe_x": "none", "vs_tbe_bags_x": "bags"}
