@@ -156,13 +156,15 @@ def errors(python: Path | None, folder: Path, num_rows: int = 20_000, steps: int
     if python is not None:
         batches.save(folder)
         np.save(folder / "weights.npy", moved.numpy())
-        tbe = Tbe(python, num_rows, "none", folder / "batches.npz", folder / "weights.npy")
-        try:
-            for number in range(steps):
-                tbe.step(number)
-            found["row-wise Adagrad against TBE"] = relative_error(ours.weight, tbe.weights(folder / "theirs.npy"))
-        finally:
-            tbe.close()
+        for pooling in ("none", "bags"):
+            tbe = Tbe(python, num_rows, pooling, folder / "batches.npz", folder / "weights.npy")
+            try:
+                for number in range(steps):
+                    tbe.step(number)
+                name = f"row-wise Adagrad against TBE, {pooling}"
+                found[name] = relative_error(ours.weight, tbe.weights(folder / "theirs.npy"))
+            finally:
+                tbe.close()
     return found
 
 

@@ -119,6 +119,8 @@ def group(places: Tensor, count: int) -> Groups:
 def sum_groups(values: Tensor, groups: Groups) -> Tensor:
     if values.dtype != torch.float32:
         return reference.sum_groups(values, groups)
+    if not len(groups.order):  # nothing has no address, and none would mean that the values are summed already
+        return values.new_zeros(len(groups.starts) - 1, values.shape[1])
     values, order, starts = values.contiguous(), groups.order.contiguous(), groups.starts.contiguous()
     out = torch.empty(len(starts) - 1, values.shape[1])
     _call("sum", *out.shape, address(values), address(order), address(starts), address(out))
@@ -208,6 +210,8 @@ def _update(
     # a copy would be updated in place of the table
     assert all(one.is_contiguous() for one in rows) and all(one.dtype == torch.float32 for one in state)
     ids, values, groups = gradients.ids.contiguous(), gradients.values.float().contiguous(), gradients.groups
+    if groups is not None and not len(groups.order):
+        values, groups = sum_groups(values, groups), None
     order, starts = (None, None) if groups is None else (groups.order.contiguous(), groups.starts.contiguous())
     names = None if rounding is None or rounding.names is None else rounding.names.contiguous()
     kind = SINGLE if weight.dtype == torch.float32 else HALF_NEAREST if rounding is None else HALF_BY_CHANCE
