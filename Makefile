@@ -84,5 +84,5 @@ pins: .venv/.installed-dev
 	mv constraints.new constraints.txt
 
 clean:
-	rm -rf .venv .venv-triton .venv-peers .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-triton .venv-peers .venv-tbe .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
