@@ -7,6 +7,7 @@ order of the ranks, so that every rank adds the same numbers in the same order.
 W ranks, D width, U distinct rows of a rank
 """
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from turbogr.data.balance import imbalance
 from turbogr.ranks import Ranks
 from turbogr.tables import RowGradients
+from turbogr.tables.exchange import Exchange
 
 FACTS = ("users", "tokens", "pairs", "cost", "loss", "bad_rows", "compute_s", "since_s")
 
@@ -98,9 +100,33 @@ class Replicas:
         counts = self.copies.gather(torch.tensor([len(own.ids)])).flatten().tolist()
         if not any(counts):
             return own
+        if owners_pay(counts, num_rows):
+            return self._sum_by_owners(own, num_rows)
         ids, values = self.copies.gather_rows(own.ids, counts), self.copies.gather_rows(own.values, counts)
         parts = [RowGradients(*part) for part in zip(ids, values, strict=True) if len(part[0])]
         return RowGradients.merged(parts, num_rows)
+
+    def _sum_by_owners(self, own: RowGradients, num_rows: int) -> RowGradients:
+        """Every copy sums an equal run of the rows, and hands the sums round."""
+        copies, run = self.copies, -(-num_rows // self.copies.world)
+        exchange = Exchange(copies, [own.values.shape[1]])
+        request = exchange.begin([own.ids], [(torch.arange(copies.world + 1) * run).clamp(max=num_rows)])
+        exchange.wait(request)
+        (parts,) = exchange.give_back(request, [own.values])
+        sums = RowGradients.merged([RowGradients(*part) for part in zip(request.asked[0], parts, strict=True)], run)
+        counts = copies.gather(torch.tensor([len(sums.ids)])).flatten().tolist()
+        ids = copies.gather_rows(sums.ids + copies.rank * run, counts)
+        return RowGradients(torch.cat(ids), torch.cat(copies.gather_rows(sums.values, counts)))
+
+
+def owners_pay(counts: list[int], num_rows: int) -> bool:
+    """Whether fewer rows travel by owners than where every copy gathers the lists of all, `counts` rows of `num_rows`.
+
+    By owners a copy sends its list and then the sums, 1 / W of each at a time; the sums are as many as lists of rows
+    drawn apart from one another have distinct ones, or fewer.
+    """
+    distinct = num_rows * (1 - math.prod(1 - count / num_rows for count in counts))
+    return sum(counts) / len(counts) + distinct < len(counts) * max(counts)
 
 
 def zeros_or_gradient(parameter: nn.Parameter) -> Tensor:
