@@ -17,7 +17,7 @@ slow_link_bytes_reduction   1 - hierarchical / flat, bytes on the nodes' links, 
 step_x                      flat / hierarchical, a whole step of the trainer: HSTU, 2 blocks of D = 128, 8 heads
 ..._4x1                     the same on four nodes of one rank, hierarchical: every rank holds the whole table
 planned_ratio_16x8          bytes on a node's link, hierarchical / flat, counted for 16 nodes x 8 ranks
-planned_ratio_16x8_owners   the same with copies summed by owners
+planned_ratio_16x8_gathered the same if every copy gathered the lists of all
 flat_wins_below_tokens      2 x 2, the largest batch of the sweep (tokens of a rank) where flat takes less time; 0: none
 """
 
@@ -67,7 +67,7 @@ def main() -> None:
     planned = [PLANNED.tokens] if quick else PLANNED_TOKENS
     details["planned_16x8"] = exchange_plan.sweep(PLANNED, planned, 16, 8)
     point = next(row for row in details["planned_16x8"] if row["tokens"] == PLANNED.tokens)
-    figures |= {"planned_ratio_16x8": point["ratio"], "planned_ratio_16x8_owners": point["ratio_by_owners"]}
+    figures |= {"planned_ratio_16x8": point["ratio"], "planned_ratio_16x8_gathered": point["ratio_gathered"]}
     print_plan(details["planned_2x2"], "2 nodes x 2 ranks")
     print_plan(details["planned_16x8"], "16 nodes x 8 ranks")
     if reasons:

@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.exchange_load import Load
 from turbogr.ops.embedding import distinct
 from turbogr.tables.placement import Placement
+from turbogr.train.replicas import owners_pay
 
 ID_BYTES = 8
 
@@ -25,9 +26,11 @@ class Planned:
     flat: float
     """Ids, rows and gradients of one group of all ranks."""
     hierarchical: float
-    """Ids and sums between copies, a group per node."""
+    """Ids and sums between copies, a group per node, in the way that the replicas choose."""
+    gathered: float
+    """The same where every copy gathers the lists of all."""
     by_owners: float
-    """The same, summed by owners."""
+    """The same where each copy sums an equal run of the rows."""
     rank_rows: float
     """Distinct rows of a rank, mean."""
     node_rows: float
@@ -42,8 +45,8 @@ class Planned:
         return self.hierarchical / self.flat
 
     @property
-    def ratio_by_owners(self) -> float:
-        return self.by_owners / self.flat
+    def ratio_gathered(self) -> float:
+        return self.gathered / self.flat
 
 
 def plan(load: Load, nodes: int, per_node: int, step: int = 0) -> Planned:
@@ -56,10 +59,11 @@ def plan(load: Load, nodes: int, per_node: int, step: int = 0) -> Planned:
     everything = reduce(np.union1d, of_node)
     row = 4 * load.dim
     lookup, gradients = _flat(load, of_rank, nodes, per_node)
-    gathered, by_owners = _copies(load, of_node, everything, per_node)
+    chosen, gathered, by_owners = _copies(load, of_node, everything, per_node)
     return Planned(
         flat=lookup + gradients,
-        hierarchical=gathered * (ID_BYTES + row),
+        hierarchical=chosen * (ID_BYTES + row),
+        gathered=gathered * (ID_BYTES + row),
         by_owners=by_owners * (ID_BYTES + row),
         rank_rows=float(np.mean([len(own) for own in of_rank])),
         node_rows=float(np.mean([len(own) for own in of_node])),
@@ -77,15 +81,17 @@ def _flat(load: Load, of_rank: list[np.ndarray], nodes: int, per_node: int) -> t
     return float(rows * (ID_BYTES + 4 * load.dim)), float(rows * 4 * load.dim)
 
 
-def _copies(load: Load, of_node: list[np.ndarray], everything: np.ndarray, per_node: int) -> tuple[float, float]:
-    """Rows that leave a node between copies: (gathered, by owners)."""
+def _copies(load: Load, of_node: list[np.ndarray], everything: np.ndarray, per_node: int) -> tuple[float, float, float]:
+    """Rows that leave a node between copies: (in the way chosen, gathered, by owners)."""
     nodes = len(of_node)
     bounds = Placement(load.items, 0, per_node).bounds().numpy()
     touched = np.array([np.diff(np.searchsorted(own, bounds)) for own in of_node])  # [node, shard]
     gathered = (nodes - 1) * touched.max(0).sum()  # every list as long as the longest
     to_owners = touched.sum(1).mean() * (nodes - 1) / nodes
     sums = len(everything) / nodes * (nodes - 1)
-    return float(gathered), float(to_owners + sums)
+    by_owners = to_owners + sums
+    pays = owners_pay(touched[:, 0].tolist(), -(-load.items // per_node))
+    return float(by_owners if pays else gathered), float(gathered), float(by_owners)
 
 
 def sweep(load: Load, tokens: list[int], nodes: int, per_node: int) -> list[dict[str, float]]:
@@ -93,6 +99,6 @@ def sweep(load: Load, tokens: list[int], nodes: int, per_node: int) -> list[dict
     found = []
     for count in tokens:
         one = plan(dataclasses.replace(load, tokens=count), nodes, per_node)
-        ratios = {"ratio": one.ratio, "ratio_by_owners": one.ratio_by_owners}
+        ratios = {"ratio": one.ratio, "ratio_gathered": one.ratio_gathered}
         found.append({"tokens": count, **dataclasses.asdict(one), **ratios})
     return found

@@ -41,12 +41,12 @@ def print_sweep(sweep: list[dict[str, Any]]) -> None:
 
 def print_plan(rows: list[dict[str, float]], title: str) -> None:
     print(f"\n{title}, counted: MB that leave a node in a step (hierarchical / flat)")
-    print(f"{'tokens of a rank':>18}{'rows of a rank':>16}{'flat':>10}{'gathered':>18}{'by owners':>18}")
+    print(f"{'tokens of a rank':>18}{'rows of a rank':>16}{'flat':>10}{'hierarchical':>18}{'all gathered':>18}")
     for row in rows:
         print(
             f"{row['tokens']:18}{row['rank_rows']:16.0f}{row['flat'] / 1e6:10.1f}"
             f"{row['hierarchical'] / 1e6:10.1f} ({row['ratio']:5.2f})"
-            f"{row['by_owners'] / 1e6:10.1f} ({row['ratio_by_owners']:5.2f})"
+            f"{row['gathered'] / 1e6:10.1f} ({row['ratio_gathered']:5.2f})"
         )
 
 
@@ -83,7 +83,7 @@ def plot(details: dict[str, Any], path: Path) -> None:
     _ratio_axis(panels[1], "2 x 2, measured")
 
     planned = details["planned_16x8"]
-    for key, title in (("ratio", "copies gathered"), ("ratio_by_owners", "copies summed by owners")):
+    for key, title in (("ratio", "hierarchical"), ("ratio_gathered", "where copies gather all lists")):
         panels[2].loglog([row["tokens"] for row in planned], [row[key] for row in planned], "o-", label=title)
     _ratio_axis(panels[2], "16 x 8, counted bytes")
     figure.savefig(path, dpi=120)
