@@ -330,7 +330,7 @@ def main() -> None:
         *plain(
             "table",
             "A large table in one process",
-            "10 million x 64 rows, 100,000 ids a step (Zipf 1.05), forward, backward, update; like optimizers in turn."
+            "10 million x 64 rows, 100,000 ids a step (Zipf 1.05), forward, backward, update; like optimizers in turn.",
             "python -m benchmarks.table",
         ),
         *plain(
