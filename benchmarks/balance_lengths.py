@@ -218,6 +218,7 @@ def _figures(details: dict[str, Any]) -> dict[str, float]:
         "plan_ms_64": slowest[64],
         "plan_ms_512": slowest[512],
         "moved_ratio_8192_32": details["moves"]["clicks_8192_32"]["moved_ratio"],
+        "moved_ratio_worst": max(row["moved_ratio"] for row in details["moves"].values()),
     }
     for name, row in details["filled"].items():
         figures |= {f"filled_{name}_gap_fixed": row["fixed_max_gap"], f"filled_{name}_gap": row["filled_max_gap"]}

@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -127,9 +128,11 @@ class Ranks:
 
     @contextlib.contextmanager
     def _heard(self) -> Iterator[None]:
-        """What a collective raises where another rank is gone or late, as a sentence."""
+        """Counts the time that a collective takes, and says in a sentence that another rank is gone or late."""
+        begin = time.perf_counter()
         try:
             yield
+            _TALKED[0] += time.perf_counter() - begin
         except RuntimeError as error:
             # torchrun ends this process, too, when it sees the other one gone: time to say which it was
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -145,6 +148,12 @@ class Ranks:
 ALONE = Ranks()
 _PULSE: list[Pulse] = []
 """Of this process, while it has joined others."""
+_TALKED = [0.0]
+
+
+def talked_s() -> float:
+    """Seconds that this process has spent in collectives so far, waiting for other ranks and for the wire."""
+    return _TALKED[0]
 
 
 @contextlib.contextmanager
@@ -153,6 +162,8 @@ def joined() -> Iterator[Ranks]:
     if world_size() == 1:
         yield ALONE
         return
+    if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+        raise UserError(f"WORLD_SIZE is {world_size()} but the ranks have no place to meet: start them with torchrun.")
     device = torch.accelerator.current_accelerator(check_available=True)
     backend = "gloo"
     if device is not None:
@@ -189,4 +200,4 @@ def timeout_s() -> float:
     return seconds
 
 
-__all__ = ["ALONE", "Ranks", "joined", "timeout_s"]
+__all__ = ["ALONE", "Ranks", "joined", "talked_s", "timeout_s"]

@@ -76,12 +76,12 @@ def test_impossible_arguments_are_refused_before_any_work(
     assert not (tmp_path / "run").exists()
 
 
-def test_under_torchrun_it_is_refused_rather_than_trained_twice(
+def test_ranks_without_a_place_to_meet_are_refused_rather_than_trained_twice(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["train", str(place / "config.json"), "--out", str(tmp_path / "run")]) == 2
-    assert "several ranks is not supported yet" in last_words(capsys)
+    assert "no place to meet: start them with torchrun" in last_words(capsys)
 
 
 def test_ctrl_c_says_how_to_go_on_and_leaves_nothing_half_written(place: Path, tmp_path: Path) -> None:

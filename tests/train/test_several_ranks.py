@@ -1,6 +1,8 @@
 """Several ranks train what one process trains on the same global steps, however users come to ranks."""
 
+import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ from torch.distributed.tensor import DTensor
 from tests.support.ranks import on_ranks
 from tests.support.small_run import small_config
 from tests.support.tiny_store import tiny_store
-from turbogr.config import Config
+from turbogr.config import Config, check
 from turbogr.data.batching import Selection
 from turbogr.data.dealing import Dealer
 from turbogr.data.store import Store
-from turbogr.errors import SaidByAll
+from turbogr.errors import ConfigError, SaidByAll
 from turbogr.ranks import ALONE, Ranks
 from turbogr.tables import LocalTable, RowGradients, ShardedTable
+from turbogr.train.metrics import read_lines
 from turbogr.train.step import StepContext, StepSums
 from turbogr.train.trainer import Trainer, train
 
@@ -301,12 +304,66 @@ def late(ranks: Ranks, config: Config, wait_s: float) -> dict[str, Any]:
         time.sleep(wait_s)
     sums = trainer.schedule.progress(iter([context]))
     assert sums is not None
-    return {"state": trainer.state(), "balance": sums.total.balance()}
+    state = {name: whole(value) for name, value in trainer.state().items()}
+    return {"state": state, "balance": sums.total.balance()}
 
 
-def test_a_late_rank_changes_no_bit_and_is_seen_in_the_waiting(store: Store) -> None:
-    """Catches: a sum that depends on who comes first; a waiting time that does not see it."""
-    config = config_of(store, 2, "global")
+@pytest.mark.parametrize("way", ["global", "1 group", "exchanged"])
+def test_a_late_rank_changes_no_bit_and_is_seen_in_the_waiting(store: Store, way: str) -> None:
+    """Catches: a sum that depends on who comes first; a waiting time that does not see it, also where ranks talk with
+    one another before they have computed."""
+    config = config_of(store, 2, way)
     calm, delayed = on_ranks(2, late, config, 0.0)[0], on_ranks(2, late, config, 0.5)[0]
-    assert all(torch.equal(value, delayed["state"][name]) for name, value in calm["state"].items())
+    assert all(torch.equal(whole(value), whole(delayed["state"][name])) for name, value in calm["state"].items())
     assert delayed["balance"]["balance/wait_ms"] > 200
+
+
+def measured_cost(ranks: Ranks, config: Config) -> tuple[bool, float, float]:
+    trainer = Trainer(config, Store.open(config.data.store), Path("unused"), ranks)
+    for epoch in range(3):
+        trainer.progress.batches = 0
+        for _ in trainer.steps(trainer.plan(epoch)):
+            pass
+    return trainer.cost.fitted, trainer.cost.now.linear, trainer.cost.now.pair
+
+
+def test_measured_times_decide_the_deal_and_all_ranks_have_the_same(store: Store) -> None:
+    """Catches: balance.cost read and ignored, or ranks that deal by costs of their own and so lose rows."""
+    config = config_of(store, 2, "global", balance__cost="measured")
+    first, second = on_ranks(2, measured_cost, config)
+    assert first[0] and first == second
+    assert not on_ranks(2, measured_cost, config_of(store, 2, "global"))[0][0]
+
+
+def run_to_the_end(ranks: Ranks, config: Config, folder: Path, resume: bool) -> dict[str, Any]:
+    return train(config, folder, resume=resume, ranks=ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["token-aware", "exchanged", "windows"])
+def test_a_run_goes_on_inside_an_epoch_on_other_ranks_and_finds_the_same_best(
+    store: Store, tmp_path: Path, way: str
+) -> None:
+    """Catches: steps repeated, lost or otherwise made up after a resume on another number of ranks; a best checkpoint
+    or an early stop that ranks do not agree on."""
+    early = {"split__protocol": "leave-one-out-validation", "train__patience": 2, "train__checkpoint_every": 3}
+    config = config_of(store, 2, way, train__epochs=3, **early)
+    wanted = run_to_the_end(ALONE, config, tmp_path / "alone", False)
+    on_ranks(2, run_to_the_end, replace(config, train=replace(config.train, epochs=1)), tmp_path / "run", False)
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    shutil.rmtree(newest)  # the one before it lies inside the epoch
+    found = on_ranks(3, run_to_the_end, config, tmp_path / "run", True)[0]
+    lines = [list(read_lines(tmp_path / name / "metrics.jsonl")) for name in ("alone", "run")]
+    assert [line["step"] for line in lines[0]] == [line["step"] for line in lines[1]]
+    losses = [[line["train/loss"] for line in one] for one in lines]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    assert found["selected_on"] == wanted["selected_on"] == "validation"
+    assert found["best"]["metrics"]["hr@50"] == pytest.approx(wanted["best"]["metrics"]["hr@50"], abs=0.05)
+
+
+def test_weighting_by_samples_is_refused_where_it_would_mean_something_else(store: Store) -> None:
+    """Catches: a loss that depends on how many ranks a run was resumed on, or on a rank's memory."""
+    with pytest.raises(ConfigError, match="a step has 2 batches for 1 ranks"):
+        Trainer(config_of(store, 2, "none", balance__weight="samples"), store, Path("unused"), ALONE)
+    with pytest.raises(ConfigError, match="balance.rank_tokens would cut into turns"):
+        check(config_of(store, 1, "none", balance__weight="samples", balance__rank_tokens=50))

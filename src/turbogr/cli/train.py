@@ -72,7 +72,8 @@ def _run(args: list[str], config: Config, chosen: TrainArgs, ranks: "Ranks | Non
     ranks = ranks or ALONE
     folder = chosen.out or _default_folder(args)
     if chosen.seeds:
-        seeds = _seeds(chosen.seeds)
+        with ranks.agreed():
+            seeds = _seeds(chosen.seeds)
         summary = train_seeds(config, folder, seeds, resume=chosen.resume, ranks=ranks)
         if ranks.first:
             _print_seeds(summary)

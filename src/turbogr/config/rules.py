@@ -124,6 +124,15 @@ def _check_balance(config: Config) -> None:
         f"balance.users exchanged belongs to balance.strategy global, not to {balance.strategy}.",
     )
     _require(
+        balance.weight == "tokens" or limit == 0,
+        "balance.weight samples weights a rank's mean by its users, which balance.rank_tokens would cut into turns: "
+        "leave one of them out.",
+    )
+    _require(
+        balance.cost == "flops" or config.dense.sharding == "replicated",
+        "balance.cost measured cannot tell work from waiting with dense.sharding fsdp: take flops.",
+    )
+    _require(
         balance.users == "planned" or limit == 0 or (not train.batch_users and train.batch_tokens <= limit),
         f"balance.users exchanged holds balance.rank_tokens {limit} where batches are filled to no more than that: "
         f"take train.batch_users 0 and train.batch_tokens {limit} or less.",

@@ -154,7 +154,8 @@ class BalanceConfig:
     out again so that every rank has the same work; which users make up a step stays the same."""
     users: Literal["planned", "exchanged"] = "planned"
     """global: planned by every rank from the store's lengths, without a word between them; or exchanged, where every
-    rank reads its own batch and the ranks swap users, as few tokens as balance needs."""
+    rank reads its own batch and the ranks swap users, as few tokens as balance needs (batches still come from a store
+    that all ranks see)."""
     batches: int = 0
     """Batches (of train.batch_users or train.batch_tokens) in a global step; 0 takes one per rank. A run keeps it when
     it is resumed, so that its steps do not depend on the number of ranks."""

@@ -124,7 +124,7 @@ def history_exclusion(store: Store, queries: Queries, targets: Targets, goal: np
 def top_k(scorer: Scorer, queries: Queries, k: int, *, exclude: Exclude, item_chunk: int) -> TopK:
     """The k best items of every row among those that `exclude` leaves, merged chunk by chunk."""
     best: torch.Tensor | None = None
-    guard, held = _NanGuard(queries), held_by(scorer)
+    guard, held = _NanGuard(queries, device_of(scorer)), held_by(scorer)
     exclude = held.exclusions(exclude)
     encoded = scorer.encode(queries)
     for start, stop in _chunks(scorer.num_items, item_chunk):
@@ -139,7 +139,7 @@ def top_k(scorer: Scorer, queries: Queries, k: int, *, exclude: Exclude, item_ch
         best = torch.nn.functional.pad(best, (0, k - best.shape[1]), value=ABSENT)
     guard.check(held.ranks)
     if best is None:  # this rank holds no item
-        best = torch.full((len(queries), k), ABSENT)
+        best = torch.full((len(queries), k), ABSENT, device=device_of(scorer))
     return _from_sort_keys(held.best(best, k))
 
 
@@ -147,7 +147,7 @@ def _rank_batch(
     scorer: Scorer, store: Store, queries: Queries, goal: np.ndarray, exclude: Exclude, item_chunk: int
 ) -> np.ndarray:
     """int64 [B]: greater and equal scores counted chunk by chunk, after a first pass over the chunks with targets."""
-    guard, held = _NanGuard(queries, store), held_by(scorer)
+    guard, held = _NanGuard(queries, device_of(scorer), store), held_by(scorer)
     exclude, place = held.exclusions(exclude), held.goal_places(goal)
     encoded = scorer.encode(queries)
     home = np.where(place >= 0, place // item_chunk * item_chunk, -1)  # -1: another rank's
@@ -159,7 +159,7 @@ def _rank_batch(
         rows = torch.from_numpy(np.flatnonzero(home == start)).to(scores.device)
         own[rows] = scores[rows, torch.from_numpy(place).to(scores.device)[rows] - start]
     # each target is scored by the rank that holds it, the others add nothing
-    own = held.ranks.sum(torch.zeros(len(queries)) if own is None else own)
+    own = held.ranks.sum(torch.zeros(len(queries), device=device_of(scorer)) if own is None else own)
     counts = torch.zeros(2, len(queries), dtype=torch.int64, device=own.device)  # greater, equal
     # the last chunk with targets is still at hand, so that a catalogue of one chunk is scored once
     kept = homes[-1] if homes else -1
@@ -179,8 +179,8 @@ def _rank_batch(
 class _NanGuard:
     """Remembers which rows had a NaN among their scores, without waiting for the device at every chunk."""
 
-    def __init__(self, queries: Queries, store: Store | None = None) -> None:
-        self._queries = queries
+    def __init__(self, queries: Queries, device: torch.device, store: Store | None = None) -> None:
+        self._queries, self._device = queries, device
         self._store = store
         self._bad: torch.Tensor | None = None
 
@@ -191,7 +191,8 @@ class _NanGuard:
 
     def check(self, ranks: Ranks) -> None:
         """Raises on every rank that shares the catalogue where one of them saw a NaN."""
-        mine = torch.zeros(len(self._queries), dtype=torch.bool) if self._bad is None else self._bad
+        none = torch.zeros(len(self._queries), dtype=torch.bool, device=self._device)
+        mine = none if self._bad is None else self._bad
         self._bad = ranks.sum(mine.int()) > 0
         if not bool(self._bad.any()):
             return
@@ -202,6 +203,12 @@ class _NanGuard:
         raise TrainingError(
             f"the scores of {name} contain NaN and have no order: the model diverged, take an earlier checkpoint."
         )
+
+
+def device_of(scorer: Scorer) -> torch.device:
+    """Where scores lie, also on a rank that has none: ranks talk of tensors on the same kind of device."""
+    device: torch.device = getattr(scorer, "device", torch.device("cpu"))
+    return device
 
 
 def _chunks(num_items: int, item_chunk: int) -> Iterator[tuple[int, int]]:

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from turbogr.data.balance import imbalance
-from turbogr.ranks import Ranks
+from turbogr.ranks import Ranks, talked_s
 from turbogr.tables import RowGradients
 from turbogr.tables.exchange import Exchange
 
-FACTS = ("users", "tokens", "pairs", "cost", "loss", "bad_rows", "compute_s", "since_s")
+FACTS = ("users", "tokens", "pairs", "cost", "loss", "bad_rows", "compute_s", "busy_s")
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,20 @@ class StepFacts:
     bad_rows: np.ndarray
     """1 where a row's gradient is not finite."""
     compute_s: np.ndarray
-    """Seconds from the step's begin to its first collective."""
-    since_s: np.ndarray
-    """Seconds from the first collective of the step before, which all ranks leave together, to this one's."""
+    """Seconds from the step's begin until all ranks meet, less those in talks with other ranks."""
+    busy_s: np.ndarray
+    """The same from where the ranks met in the step before, which all leave together."""
 
     def balance(self) -> dict[str, float]:
-        """How equal the ranks' work was: 0 is perfect. Waiting is the time until the slowest rank arrives."""
-        waits = self.since_s.max() - self.since_s
+        """How equal the ranks' work was: 0 is perfect. Waiting is what a rank works less than the slowest."""
+        waits = self.busy_s.max() - self.busy_s
         return {
             "balance/token_imbalance": imbalance(self.tokens),
             "balance/cost_imbalance": imbalance(self.cost),
             "balance/time_imbalance": imbalance(self.compute_s),
             "balance/token_gap": float(self.tokens.max() - self.tokens.min()),
             "balance/wait_ms": 1e3 * float(waits.mean()),
-            "balance/wait_share": float(waits.mean() / max(self.since_s.max(), 1e-9)),
+            "balance/wait_share": float(waits.mean() / max(self.busy_s.max(), 1e-9)),
         }
 
 
@@ -62,7 +62,7 @@ class Replicas:
         """`copies`: the ranks that hold the same rows of the table as this one. `parameters`: those that every rank has
         a whole copy of; what sums the gradients of others is not this."""
         self.ranks, self.copies, self.parameters = ranks, copies, parameters
-        self._left = 0.0  # when the first collective of the step before was over
+        self._met = (0.0, 0.0)  # when the ranks last met, and what had been talked until then
         self._flat: Tensor | None = None
         self._work: Any = None
 
@@ -84,13 +84,14 @@ class Replicas:
             parameter.grad = part.view_as(parameter)
         self._work = self._flat = None
 
-    def tell(self, begun: float, **facts: float) -> StepFacts:
-        """The first collective that every rank of a step comes to: here the fast ones wait for the slow."""
-        now = time.perf_counter()
-        facts |= {"compute_s": now - begun, "since_s": now - (self._left or begun)}
+    def tell(self, begun: tuple[float, float], **facts: float) -> StepFacts:
+        """Where all ranks of a step meet; `begun` is when it began, and what had been talked until then."""
+        now, talked = time.perf_counter(), talked_s()
+        met = self._met if self._met[0] else begun
+        facts |= {"compute_s": now - begun[0] - (talked - begun[1]), "busy_s": now - met[0] - (talked - met[1])}
         own = torch.tensor([facts[name] for name in FACTS], dtype=torch.float64)
         every = self.ranks.gather(own).numpy()
-        self._left = time.perf_counter()
+        self._met = (time.perf_counter(), talked_s())
         return StepFacts(**{name: every[:, place] for place, name in enumerate(FACTS)})
 
     def sum_rows(self, own: RowGradients, num_rows: int) -> RowGradients:

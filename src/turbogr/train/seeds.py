@@ -17,8 +17,9 @@ def train_seeds(
     config: Config, folder: Path, seeds: list[int], *, resume: bool, ranks: Ranks = ALONE
 ) -> dict[str, Any]:
     """Runs in folder/seed-N; folder/seeds.json holds, for the last and the best epoch, mean and standard deviation."""
-    if len(set(seeds)) != len(seeds):
-        raise ConfigError(f"--seeds names a seed twice: {seeds}.")
+    with ranks.agreed():
+        if len(set(seeds)) != len(seeds):
+            raise ConfigError(f"--seeds names a seed twice: {seeds}.")
     results = []
     for seed in seeds:
         target = folder / f"seed-{seed}"

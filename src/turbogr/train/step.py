@@ -31,7 +31,7 @@ from turbogr.errors import TrainingError
 from turbogr.jagged import position_in_row, row_of_token
 from turbogr.ops.dropout import Noise
 from turbogr.ops.sampled_softmax import UniformDraws
-from turbogr.ranks import Ranks
+from turbogr.ranks import Ranks, talked_s
 from turbogr.tables import Lookup, RowGradients, Rows, Table
 from turbogr.tasks.retrieval import RetrievalTask
 from turbogr.train.dense_sharding import whole
@@ -55,7 +55,8 @@ class StepSums:
     """Rows that alone cost more than a rank's fair share."""
     moved_tokens: int = 0
     """Tokens that ranks swapped."""
-    begun: float = field(default_factory=time.perf_counter)
+    begun: tuple[float, float] = field(default_factory=lambda: (time.perf_counter(), talked_s()))
+    """When the step began, and how long this process had talked with other ranks until then."""
     facts: StepFacts | None = None
     """What all ranks said, from sync_replicas on."""
     grad_norm: float = math.nan

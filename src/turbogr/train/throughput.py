@@ -49,7 +49,10 @@ class Throughput:
             speed += f", {values['speed/gflop_per_s']:.0f} GFLOP/s, mfu {values['speed/mfu']:.1%}"
         ranks = ""
         if "balance/wait_share" in values:
-            ranks = f" | imbalance {values['balance/cost_imbalance']:.1%}, waiting {values['balance/wait_share']:.0%}"
+            unequal = (f"{name} {values[f'balance/{name}_imbalance']:.1%}" for name in ("token", "cost", "time"))
+            ranks = f" | imbalance {', '.join(unequal)}; waiting {values['balance/wait_share']:.0%}"
+            if values["balance/oversized_rows"]:
+                ranks += f"; {values['balance/oversized_rows']} rows above a fair share"
         return (
             f"step {step} loss {values['train/loss']:.4f} grad {values['train/grad_norm']:.2f} | {speed} | "
             f"{values['memory/peak_gib']:.1f} GiB | data {values['speed/read_share']:.0%}{ranks}"

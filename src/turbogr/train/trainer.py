@@ -7,6 +7,7 @@ checkpoints/     see turbogr.train.checkpoint result.json     metrics of the bes
 
 import json
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -92,6 +93,7 @@ def train(config: Config, folder: Path, *, resume: bool = False, ranks: Ranks = 
             config = settled(config, checkpoint.read_meta(found)["config"])
     with ranks.agreed():
         ensure_same_everywhere(ranks, config, store, found)
+        ensure_shared(ranks, folder)
     with ranks.agreed():
         trainer = Trainer(config, store, folder, ranks)
         if found is not None:
@@ -125,6 +127,27 @@ def ensure_same_everywhere(ranks: Ranks, config: Config, store: Store, found: Pa
             )
 
 
+def ensure_shared(ranks: Ranks, folder: Path) -> None:
+    """Refuse a run folder that is not the same for all ranks: each writes its part of a checkpoint there."""
+    if ranks.alone:
+        return
+    probe = ""
+    with ranks.agreed():
+        if ranks.first:
+            with said_where(folder):
+                folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+                probe = tempfile.mkdtemp(prefix=".turbogr-", dir=folder.absolute().parent)
+    probe = ranks.texts(probe)[0]
+    seen = ranks.texts("yes" if Path(probe).is_dir() else "no")
+    if ranks.first:
+        Path(probe).rmdir()
+    if "no" in seen:
+        raise UserError(
+            f"rank {seen.index('no')} does not see the folder that rank 0 writes to: put --out on a disk that all "
+            "machines share."
+        )
+
+
 class Trainer:
     def __init__(self, config: Config, store: Store, folder: Path, ranks: Ranks = ALONE) -> None:
         config = with_gemm(config, take_gemm(config.device.gemm))
@@ -139,6 +162,11 @@ class Trainer:
         self.pairs = training_pairs(store, self.split, config.model.max_history)
         first = self.plan(0)
         ensure_enough_rows(first, ranks.world)
+        if config.balance.weight == "samples" and config.balance.batches != ranks.world:
+            raise ConfigError(
+                f"balance.weight samples weights by rank, and a step has {config.balance.batches} batches for "
+                f"{ranks.world} ranks: start {config.balance.batches} ranks, or weight by tokens."
+            )
         ensure_rows_fit(first, config.balance.rank_tokens, store)
         counts = training_counts(store, self.split)
         self.task = build_retrieval(config, store.num_items, counts, self.device)
@@ -148,7 +176,7 @@ class Trainer:
         self.grid = grid_of(config, store.num_items, ranks, self.device)
         self.table = build_table(config, store.num_items, self.device, self.grid)
         self.task.in_place = self.table.in_place
-        self.cost = WorkCost(config, self.device)
+        self.cost = WorkCost(config, self.device, ranks)
         dealer = Dealer(config.balance, ranks.rank, ranks.world, self.cost)
         self.feed = Feed(config, dealer, together=isinstance(self.table, ShardedTable) or self.sharded_encoder)
         rates = rate_course(config, config.train.epochs * self.feed.steps_of(first))
@@ -187,8 +215,9 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end of the last epoch (or an early stop) and evaluate."""
-        self.open_logs()
         try:
+            with self.ranks.agreed():
+                self.open_logs()
             while self.progress.epoch < self.config.train.epochs and not self._stale():
                 self._train_epoch()
             return self._finish()
@@ -270,6 +299,7 @@ class Trainer:
         }
         if not self.ranks.alone:
             values |= sums.total.balance() | {"balance/oversized_rows": sums.oversized}
+            values["balance/cost_fitted"] = float(self.cost.fitted)
             values |= {"balance/moved_tokens": sums.moved_tokens} if self.feed.exchanged else {}
             values["tables/held_rows_share"] = self.table.local_rows / self.table.num_rows
         for sink in self._sinks:
