@@ -109,7 +109,7 @@ def worker(folder: Path, steps: int, core: int) -> None:
     store = Store.open(folder / "store")
     with joined() as ranks:
         ways = {way: Trainer(config_of(store.path, way), store, folder / way, ranks) for way in WAYS}
-        streams = {way: _endless(trainer) for way, trainer in ways.items()}
+        streams = {way: endless(trainer) for way, trainer in ways.items()}
         found: dict[str, dict[str, list[float]]] = {
             way: {key: [] for key in ("tokens", "pairs", "cost", "compute_s", "slowest_s", "step_s")} for way in WAYS
         }
@@ -130,7 +130,7 @@ def worker(folder: Path, steps: int, core: int) -> None:
     print(json.dumps(found))
 
 
-def _endless(trainer: Any) -> Iterator[Any]:
+def endless(trainer: Any) -> Iterator[Any]:
     """Steps of one epoch after the other."""
     epoch, step = 0, 0
     while True:

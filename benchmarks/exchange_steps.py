@@ -1,7 +1,6 @@
 """The whole step through the real trainer, on the nodes of a made network; part of `exchange`."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from benchmarks.balance_ranks import endless
 from benchmarks.exchange_load import USER_TOKENS, Load, draw
 from benchmarks.network import link_bytes
 from turbogr.config import (
@@ -65,7 +65,7 @@ def train_steps(
     trainers = {
         name: Trainer(config_of(store.path, groups), store, folder / name, ranks) for name, groups in variants.items()
     }
-    streams = {name: _endless(trainer) for name, trainer in trainers.items()}
+    streams = {name: endless(trainer) for name, trainer in trainers.items()}
     found: dict[str, dict[str, list[Any]]] = {
         name: {key: [] for key in ("ms", "sent", "received", "stages", "loss")} for name in variants
     }
@@ -92,14 +92,3 @@ def train_steps(
     if not np.allclose(losses, losses[0], rtol=1e-4):
         raise RuntimeError(f"the variants do not train the same model: losses {losses.tolist()}")
     return found
-
-
-def _endless(trainer: Any) -> Iterator[Any]:
-    """Steps of one epoch after the other."""
-    epoch, step = 0, 0
-    while True:
-        contexts = trainer.feed.contexts(trainer.plan(epoch), 0, step)
-        while (sums := trainer.schedule.progress(contexts)) is not None:
-            step += 1
-            yield sums
-        epoch += 1
