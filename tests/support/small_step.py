@@ -12,6 +12,7 @@ from turbogr.data.batching import Selection, training_pairs
 from turbogr.data.split import Split, make_split, training_counts
 from turbogr.data.store import Store
 from turbogr.ranks import ALONE
+from turbogr.tables import LocalTable, ShardedTable, Table
 from turbogr.tasks.retrieval import build_retrieval, build_table
 from turbogr.train.cost import WorkCost
 from turbogr.train.schedule import SequentialSchedule
@@ -34,6 +35,17 @@ def whole_users(store: Store, split: Split, users: list[int], max_history: int) 
     return Selection.of(np.array(users), training_pairs(store, split, max_history)[users])
 
 
+def make_double(encoder: torch.nn.Module, table: Table) -> None:
+    """Parameters, this process's rows and their optimizer's state in float64."""
+    encoder.double()
+    own = table.own if isinstance(table, ShardedTable) else table
+    assert isinstance(own, LocalTable)
+    own.weight = own.weight.double()
+    for name, value in vars(own.optimizer).items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            setattr(own.optimizer, name, value.double())
+
+
 class SmallRun:
     """One model on one store; `step` runs the given micro-batches as one global step."""
 
@@ -52,11 +64,7 @@ class SmallRun:
 
     def double(self) -> "SmallRun":
         """Everything in float64."""
-        self.task.encoder.double()
-        self.table.weight = self.table.weight.double()
-        for name, value in vars(self.table.optimizer).items():
-            if isinstance(value, torch.Tensor) and value.is_floating_point():
-                setattr(self.table.optimizer, name, value.double())
+        make_double(self.task.encoder, self.table)
         return self
 
     def contexts(self, *micro_batches: list[int]) -> list[StepContext]:

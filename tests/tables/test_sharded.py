@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 from tests.support.ranks import on_ranks, try_ranks
 from turbogr.config import TablesConfig
@@ -18,6 +17,7 @@ from turbogr.tables import LocalTable, RowGradients, ShardedTable, Table, groups
 from turbogr.tables.exchange import Exchange
 from turbogr.tables.placement import Placement
 from turbogr.tasks.retrieval import RetrievalScorer, ShardedScorer
+from turbogr.train.dense_sharding import whole
 
 ROWS, DIM = 37, 4
 CPU = torch.device("cpu")
@@ -66,10 +66,6 @@ def learn(ranks: Ranks, groups: int, optimizer: str, wire: str) -> dict[str, Any
         table.apply(RowGradients.merged([RowGradients(*part) for part in parts], table.local_rows), 0.1)
     state = {name: whole(value) for name, value in table.state().items()}
     return {"state": state, "rows": table.rows(5, 20).clone(), "held": table.local_rows}
-
-
-def whole(value: torch.Tensor) -> torch.Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "lazy-adam"])

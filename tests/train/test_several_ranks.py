@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
 
 from tests.support.ranks import on_ranks
 from tests.support.small_run import small_config
+from tests.support.small_step import make_double
 from tests.support.tiny_store import tiny_store
 from turbogr.config import Config, check
 from turbogr.data.batching import Selection
@@ -20,7 +20,8 @@ from turbogr.data.dealing import Dealer
 from turbogr.data.store import Store
 from turbogr.errors import ConfigError, SaidByAll
 from turbogr.ranks import ALONE, Ranks
-from turbogr.tables import LocalTable, RowGradients, ShardedTable
+from turbogr.tables import RowGradients
+from turbogr.train.dense_sharding import whole
 from turbogr.train.metrics import read_lines
 from turbogr.train.step import StepContext, StepSums
 from turbogr.train.trainer import Trainer, train
@@ -57,14 +58,7 @@ def config_of(store: Store, batches: int, way: str, **changes: Any) -> Config:
 
 
 def double(trainer: Trainer) -> None:
-    """Everything in float64."""
-    trainer.task.encoder.double()
-    table = trainer.table.own if isinstance(trainer.table, ShardedTable) else trainer.table
-    assert isinstance(table, LocalTable)
-    table.weight = table.weight.double()
-    for name, value in vars(table.optimizer).items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            setattr(table.optimizer, name, value.double())
+    make_double(trainer.task.encoder, trainer.table)
 
 
 def trained(ranks: Ranks, config: Config, steps: int, precise: bool) -> dict[str, Any]:
@@ -82,10 +76,6 @@ def trained(ranks: Ranks, config: Config, steps: int, precise: bool) -> dict[str
         trainer.progress.batches = 0
     state = {name: whole(value).clone() for name, value in trainer.state().items()}
     return {"losses": seen, "state": state, "tokens": trainer.progress.epoch_tokens}
-
-
-def whole(value: torch.Tensor) -> torch.Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def trained_all(ranks: Ranks, configs: dict[str, Config], steps: int, precise: bool) -> dict[str, dict[str, Any]]:

@@ -74,6 +74,8 @@ class Dealer:
 
     def oversized(self, pool: Pool) -> int:
         """Rows that alone cost more than a rank's fair share of the pool."""
+        if self.world == 1:
+            return 0
         costs = self.cost(pool.rows.tokens)
         return int(np.count_nonzero(costs * self.world > costs.sum() * (1 + 1e-9)))
 

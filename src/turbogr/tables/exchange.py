@@ -62,10 +62,9 @@ class Exchange:
     def fetch(self, request: Request, weights: Sequence[Tensor]) -> list[Tensor]:
         """By table: the wanted rows [U, D]."""
         rows = [
-            [weight.index_select(0, place).to(torch.float32 if weight.dtype == torch.bfloat16 else weight.dtype)
-             for place in asked]
+            [weight.index_select(0, place).to(torch.promote_types(weight.dtype, torch.float32)) for place in asked]
             for weight, asked in zip(weights, request.asked, strict=True)
-        ]  # fmt: skip
+        ]
         return [torch.cat(parts) for parts in self._swap_rows(rows, request.receive, request.send)]
 
     def give_back(self, request: Request, gradients: Sequence[Tensor]) -> list[list[Tensor]]:
